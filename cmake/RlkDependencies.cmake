@@ -1,0 +1,35 @@
+# Everything comes from the distribution's packages (tests/run and ./rlk install them).
+# spdlog and fmt are used header-only, PCRE2 and utf8proc linked statically: one binary moves between hosts.
+find_package(Threads REQUIRED)
+find_package(OpenSSL REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_package(CLI11 REQUIRED)
+find_package(fmt REQUIRED)
+find_package(spdlog REQUIRED)
+find_package(PkgConfig REQUIRED)
+find_package(CURL REQUIRED)
+
+add_library(rlk_log INTERFACE)
+target_compile_definitions(rlk_log INTERFACE SPDLOG_FMT_EXTERNAL FMT_HEADER_ONLY)
+get_target_property(_spdlog_inc spdlog::spdlog INTERFACE_INCLUDE_DIRECTORIES)
+target_include_directories(rlk_log SYSTEM INTERFACE ${_spdlog_inc})
+target_link_libraries(rlk_log INTERFACE fmt::fmt-header-only Threads::Threads)
+
+find_path(PCRE2_INCLUDE pcre2.h REQUIRED)
+find_library(PCRE2_STATIC libpcre2-8.a REQUIRED)
+add_library(rlk_pcre2 INTERFACE)
+target_compile_definitions(rlk_pcre2 INTERFACE PCRE2_CODE_UNIT_WIDTH=8 PCRE2_STATIC)
+target_include_directories(rlk_pcre2 SYSTEM INTERFACE ${PCRE2_INCLUDE})
+target_link_libraries(rlk_pcre2 INTERFACE ${PCRE2_STATIC})
+
+find_path(UTF8PROC_INCLUDE utf8proc.h REQUIRED)
+find_library(UTF8PROC_STATIC libutf8proc.a REQUIRED)
+add_library(rlk_utf8proc INTERFACE)
+target_compile_definitions(rlk_utf8proc INTERFACE UTF8PROC_STATIC)
+target_include_directories(rlk_utf8proc SYSTEM INTERFACE ${UTF8PROC_INCLUDE})
+target_link_libraries(rlk_utf8proc INTERFACE ${UTF8PROC_STATIC})
+
+include(CTest)
+if(BUILD_TESTING)
+  find_package(GTest REQUIRED)
+endif()

@@ -1,0 +1,45 @@
+# How every part of rlk is compiled: one static library per folder, the same flags everywhere.
+#
+# Floating point: no contraction and no fast-math, since the bits of every strict op are the product
+# (docs/numerics.md, R2). x86-64-v3 fixes the instruction set, so a binary gives the same bits on
+# every machine that runs it.
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+
+add_library(rlk_flags INTERFACE)
+target_include_directories(rlk_flags INTERFACE ${CMAKE_SOURCE_DIR}/include)
+target_compile_options(rlk_flags INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Werror -march=x86-64-v3 -ffp-contract=off>)
+if(RLK_SANITIZE)
+  target_compile_options(rlk_flags INTERFACE
+    $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${RLK_SANITIZE} -fno-omit-frame-pointer -g>)
+  target_link_options(rlk_flags INTERFACE -fsanitize=${RLK_SANITIZE})
+endif()
+
+# rlk_module(<folder> [DEPS target...]): every .cpp of the current folder as the library rlk_<folder>.
+function(rlk_module name)
+  cmake_parse_arguments(ARG "" "" "DEPS" ${ARGN})
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
+  add_library(rlk_${name} STATIC ${sources})
+  target_link_libraries(rlk_${name} PUBLIC rlk_flags ${ARG_DEPS})
+endfunction()
+
+# rlk_test(<name> SOURCES file... [DEPS target...] [TIMEOUT s]): one GoogleTest program, one ctest entry.
+function(rlk_test name)
+  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;DEPS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE rlk_flags ${ARG_DEPS} GTest::gtest_main)
+  target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}/tests)
+  target_compile_definitions(${name} PRIVATE RLK_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
+  add_test(NAME ${name} COMMAND ${name})
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 300)
+  endif()
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT})
+endfunction()
