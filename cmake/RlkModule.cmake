@@ -19,16 +19,23 @@ target_compile_options(rlk_flags INTERFACE
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")  # false positives in "x" + std::string (GCC bug 105651)
   target_compile_options(rlk_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
 endif()
+# --fmad=false: a multiply and an add fuse only where the source says fmaf.
+target_compile_options(rlk_flags INTERFACE
+  "$<$<COMPILE_LANGUAGE:CUDA>:--fmad=false;--expt-relaxed-constexpr;-Werror=all-warnings;-Xcompiler=-Wall,-Wextra,-march=x86-64-v3,-ffp-contract=off>")
 if(RLK_SANITIZE)
   target_compile_options(rlk_flags INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${RLK_SANITIZE} -fno-omit-frame-pointer -g>)
   target_link_options(rlk_flags INTERFACE -fsanitize=${RLK_SANITIZE})
 endif()
 
-# rlk_module(<folder> [DEPS target...]): every .cpp of the current folder as the library rlk_<folder>.
+# rlk_module(<folder> [DEPS target...]): every .cpp of the current folder as the library rlk_<folder>. Sources under a cuda/
+# folder belong to the CUDA backend.
 function(rlk_module name)
   cmake_parse_arguments(ARG "" "" "DEPS" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
+  if(NOT RLK_CUDA)
+    list(FILTER sources EXCLUDE REGEX "/cuda/")
+  endif()
   if(NOT sources)  # headers alone
     add_library(rlk_${name} INTERFACE)
     target_link_libraries(rlk_${name} INTERFACE rlk_flags ${ARG_DEPS})

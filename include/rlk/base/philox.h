@@ -2,14 +2,9 @@
 // Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11) and rlk's use of it (R6).
 // Plain C++; CUDA sources use the same code through RLK_HOST_DEVICE.
 
-#include <array>
 #include <cstdint>
 
-#ifdef __CUDACC__
-#define RLK_HOST_DEVICE __host__ __device__
-#else
-#define RLK_HOST_DEVICE
-#endif
+#include "rlk/base/host_device.h"
 
 namespace rlk {
 

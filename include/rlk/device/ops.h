@@ -24,6 +24,7 @@ namespace rlk {
 inline constexpr int kSlices = 8;  // virtual TP slices, and virtual CP slices
 
 using Stream = void*;  // cudaStream_t; null on the CPU
+using Graph = void*;   // cudaGraphExec_t
 
 // ---- GEMM -----------------------------------------------------------------------------------------------------
 
@@ -492,6 +493,17 @@ struct Ops {
   void (*copy)(Stream, void* to, const void* from, size_t bytes);  // any direction
   void (*zero)(Stream, void*, size_t bytes);
   void (*synchronize)(Stream);                        // waits; throws Error with the device's message
+
+  // Streams, page-locked host memory and captured graphs of a device backend; null on the CPU, whose stream is null.
+  // Between capture_begin and capture_end the thread's ops on the stream are recorded, not run; nothing may be allocated.
+  Stream (*stream_create)() = nullptr;
+  void (*stream_destroy)(Stream) = nullptr;
+  void* (*alloc_host)(size_t bytes) = nullptr;  // zeroed; the device can read and write it
+  void (*free_host)(void*) = nullptr;
+  void (*capture_begin)(Stream) = nullptr;
+  Graph (*capture_end)(Stream) = nullptr;
+  void (*graph_launch)(Stream, Graph) = nullptr;
+  void (*graph_destroy)(Graph) = nullptr;
 };
 
 // threads: worker threads of this process; the bits do not depend on it.

@@ -1,0 +1,12 @@
+# The CUDA backend: sm_90a machine code only (wgmma and setmaxnreg exist nowhere else), static cudart, so that the one
+# binary needs nothing but the driver. nvcc needs no GPU.
+
+set(CMAKE_CUDA_ARCHITECTURES 90a-real)
+set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
+if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX} AND EXISTS /usr/local/cuda/bin/nvcc)
+  set(CMAKE_CUDA_COMPILER /usr/local/cuda/bin/nvcc)
+endif()
+enable_language(CUDA)
+set(CMAKE_CUDA_STANDARD 20)  # after enable_language: CMake 3.25 refuses it inside its compiler check
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+find_package(CUDAToolkit REQUIRED)

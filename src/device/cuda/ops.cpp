@@ -1,0 +1,123 @@
+// The CUDA backend's table, memory, streams and graphs. One device a process.
+
+#include <cuda_runtime_api.h>
+
+#include <cstring>
+#include <string>
+
+#include "kernels/common/check.h"
+#include "kernels/launchers.h"
+#include "rlk/device/ops.h"
+
+namespace rlk {
+namespace {
+
+using cuda::check;
+using cuda::stream_of;
+
+void* alloc(size_t bytes) {
+  void* memory = nullptr;
+  const size_t size = bytes == 0 ? 256 : bytes;
+  const cudaError_t status = cudaMalloc(&memory, size);
+  if (status != cudaSuccess) {
+    (void)cudaGetLastError();  // out of memory is not sticky: the caller may free and go on
+    throw Error("cudaMalloc of " + std::to_string(size) + " bytes: " + cudaGetErrorString(status));
+  }
+  check(cudaMemset(memory, 0, size), "cudaMemset");
+  check(cudaStreamSynchronize(nullptr), "cudaMemset");  // other streams may use it at once
+  return memory;
+}
+
+void release(void* memory) { check(cudaFree(memory), "cudaFree"); }
+
+void copy(Stream stream, void* to, const void* from, size_t bytes) {
+  if (bytes == 0) return;
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_of(stream)), "cudaMemcpyAsync");
+}
+
+void zero(Stream stream, void* memory, size_t bytes) {
+  if (bytes == 0) return;
+  check(cudaMemsetAsync(memory, 0, bytes, stream_of(stream)), "cudaMemsetAsync");
+}
+
+void synchronize(Stream stream) {
+  check(cudaStreamSynchronize(stream_of(stream)), "cudaStreamSynchronize");
+}
+
+Stream stream_create() {
+  cudaStream_t stream = nullptr;
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+  return stream;
+}
+
+void stream_destroy(Stream stream) {
+  check(cudaStreamDestroy(stream_of(stream)), "cudaStreamDestroy");
+}
+
+void* alloc_host(size_t bytes) {
+  void* memory = nullptr;
+  check(cudaHostAlloc(&memory, bytes == 0 ? 1 : bytes, cudaHostAllocMapped), "cudaHostAlloc");
+  std::memset(memory, 0, bytes);
+  return memory;
+}
+
+void free_host(void* memory) { check(cudaFreeHost(memory), "cudaFreeHost"); }
+
+void capture_begin(Stream stream) {
+  check(cudaStreamBeginCapture(stream_of(stream), cudaStreamCaptureModeThreadLocal),
+        "cudaStreamBeginCapture");
+}
+
+Graph capture_end(Stream stream) {
+  cudaGraph_t graph = nullptr;
+  check(cudaStreamEndCapture(stream_of(stream), &graph), "cudaStreamEndCapture");
+  cudaGraphExec_t executable = nullptr;
+  const cudaError_t status = cudaGraphInstantiate(&executable, graph, 0);
+  (void)cudaGraphDestroy(graph);
+  check(status, "cudaGraphInstantiate");
+  return executable;
+}
+
+void graph_launch(Stream stream, Graph graph) {
+  check(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), stream_of(stream)), "cudaGraphLaunch");
+}
+
+void graph_destroy(Graph graph) {
+  check(cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph)), "cudaGraphExecDestroy");
+}
+
+Ops make_table() {
+  Ops t{};
+  t.backend = "cuda";
+  t.cast = cuda::cast;
+  t.alloc = alloc;
+  t.free = release;
+  t.copy = copy;
+  t.zero = zero;
+  t.synchronize = synchronize;
+  t.stream_create = stream_create;
+  t.stream_destroy = stream_destroy;
+  t.alloc_host = alloc_host;
+  t.free_host = free_host;
+  t.capture_begin = capture_begin;
+  t.capture_end = capture_end;
+  t.graph_launch = graph_launch;
+  t.graph_destroy = graph_destroy;
+  return t;
+}
+
+}  // namespace
+
+const Ops& cuda_ops(int device) {
+  check(cudaSetDevice(device), "cudaSetDevice");
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
+  if (properties.major != 9 || properties.minor != 0)
+    throw Error(std::string("device ") + std::to_string(device) + " (" + properties.name +
+                "): compute capability " + std::to_string(properties.major) + "." +
+                std::to_string(properties.minor) + ", this binary holds kernels for 9.0 only");
+  static const Ops table = make_table();
+  return table;
+}
+
+}  // namespace rlk
