@@ -148,6 +148,13 @@ struct RmsNormWgradArgs {
 // Paged K/V of one layer. Key row of (sequence s, position p, head h): entry e = page_table[s*max_pages +
 // p/page_size], shard = e >> 24, page = e & 0xffffff, element offset page*page_stride + (p % page_size)*token_stride
 // + h*head_stride from k[shard] / v[shard]. Shards are memories of other ranks (rollout CP).
+//
+// Layouts. Strides are generic: any with a page_size that divides a key tile of R4 (CUDA: 16, 32, 64 or 128), strides
+// % 8 == 0 and 16-byte aligned pointers; anything else is an Error. rlk's own is kv_page_layout: pages of kKvPageSize keys,
+// [page][KH][kKvPageSize][Dh], so that the keys of one (page, head) are one contiguous piece.
+// Plain rows [S, KH, Dh] are a cache too: page_stride == token_stride, and an entry is the row of its first key.
+// Every page a context touches must be readable in full (plain rows: page_size - 1 rows past the last key), its
+// contents past the context may be anything.
 struct KvCache {
   bf16* k[kSlices];
   bf16* v[kSlices];
@@ -156,6 +163,15 @@ struct KvCache {
   int32_t page_size;
   int64_t page_stride, token_stride, head_stride;
 };
+
+inline constexpr int kKvPageSize = 128;  // one key tile: a tile then is one bulk copy a head
+
+inline void kv_page_layout(KvCache& cache, int KH, int Dh) {
+  cache.page_size = kKvPageSize;
+  cache.token_stride = Dh;
+  cache.head_stride = static_cast<int64_t>(kKvPageSize) * Dh;
+  cache.page_stride = KH * cache.head_stride;
+}
 
 // qk_norm_rope: from the packed projection of a rank's slices to rotated q and k, and v.
 // qkv [T, slices*(hq+2*hkv)*Dh] bf16, slice by slice q heads | k heads | v heads (hq = H/slices, hkv = KH/slices).
