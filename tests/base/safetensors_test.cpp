@@ -237,7 +237,7 @@ TEST_F(Safetensors, WriterStreamsAndPatchesMetadata) {
 TEST_F(Safetensors, ReadsTheGoldenFileOfAnotherWriter) {
   // Byte for byte what the reference implementation writes for {"w": float32 [1, 2]}.
   const std::string header =
-      R"({"__metadata__":{"format":"pt"},"w":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]}}      )";
+      R"({"__metadata__":{"format":"pt"},"w":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]}}         )";
   ASSERT_EQ(header.size() % 8, 0u) << header.size();
   write_file(header, 8);
   EXPECT_EQ(SafetensorsFile(file_).find("w")->shape, (std::vector<int64_t>{1, 2}));
