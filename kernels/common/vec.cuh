@@ -30,8 +30,12 @@ __device__ inline void store_vec(void* p, const T& value) {
   *static_cast<uint4*>(p) = __builtin_bit_cast(uint4, value);
 }
 
-__device__ inline float low_float(uint32_t pair) { return __uint_as_float(pair << 16); }
-__device__ inline float high_float(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
+__device__ inline float low_float(uint32_t pair) {
+  return __uint_as_float(pair << 16);
+}
+__device__ inline float high_float(uint32_t pair) {
+  return __uint_as_float(pair & 0xffff0000u);
+}
 
 __device__ inline void unpack(const Bf16x8& v, float (&x)[8]) {
 #pragma unroll
@@ -55,6 +59,8 @@ __device__ inline Bf16x8 pack(const float (&x)[8]) {
   return v;
 }
 
-__device__ inline float round_to_bf16(float x) { return low_float(round_pair(x, 0.0f)); }
+__device__ inline float round_to_bf16(float x) {
+  return low_float(round_pair(x, 0.0f));
+}
 
 }  // namespace rlk::cuda
