@@ -12,16 +12,18 @@ if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
 endif()
 
+set(RLK_NUMERIC_FLAGS -march=x86-64-v3 -ffp-contract=off)  # these go into every manifest
+set(RLK_CUDA_NUMERIC_FLAGS --fmad=false)  # a multiply and an add fuse only where the source says fmaf
+
 add_library(rlk_flags INTERFACE)
 target_include_directories(rlk_flags INTERFACE ${CMAKE_SOURCE_DIR}/include)
 target_compile_options(rlk_flags INTERFACE
-  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Werror -march=x86-64-v3 -ffp-contract=off>)
+  "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wshadow;-Werror;${RLK_NUMERIC_FLAGS}>")
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")  # false positives in "x" + std::string (GCC bug 105651)
   target_compile_options(rlk_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
 endif()
-# --fmad=false: a multiply and an add fuse only where the source says fmaf.
 target_compile_options(rlk_flags INTERFACE
-  "$<$<COMPILE_LANGUAGE:CUDA>:--fmad=false;--expt-relaxed-constexpr;-Werror=all-warnings;-Xcompiler=-Wall,-Wextra,-march=x86-64-v3,-ffp-contract=off>")
+  "$<$<COMPILE_LANGUAGE:CUDA>:${RLK_CUDA_NUMERIC_FLAGS};--expt-relaxed-constexpr;-Werror=all-warnings;-Xcompiler=-Wall,-Wextra,-march=x86-64-v3,-ffp-contract=off>")
 if(RLK_SANITIZE)
   target_compile_options(rlk_flags INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${RLK_SANITIZE} -fno-omit-frame-pointer -g>)
