@@ -8,9 +8,16 @@
 #include <string>
 #include <vector>
 
+#include "rlk/base/error.h"
 #include "rlk/device/ops.h"
 
 namespace rlk {
+
+// A wait that ended because another rank, or the launcher, aborted the run: never the run's first failure.
+class AbortError : public Error {
+ public:
+  using Error::Error;
+};
 
 class Communicator {
  public:
