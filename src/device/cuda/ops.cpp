@@ -89,6 +89,23 @@ void graph_destroy(Graph graph) {
 Ops make_table() {
   Ops t{};
   t.backend = "cuda";
+  t.embedding = cuda::embedding;
+  t.embedding_bwd = cuda::embedding_bwd;
+  t.rms_norm = cuda::rms_norm;
+  t.rms_norm_bwd = cuda::rms_norm_bwd;
+  t.rms_norm_wgrad = cuda::rms_norm_wgrad;
+  t.rms_norm_wgrad_workspace = cuda::rms_norm_wgrad_workspace;
+  t.qk_norm_rope = cuda::qk_norm_rope;
+  t.qk_norm_rope_bwd = cuda::qk_norm_rope_bwd;
+  t.qk_norm_rope_bwd_workspace = cuda::qk_norm_rope_bwd_workspace;
+  t.kv_write = cuda::kv_write;
+  t.swiglu = cuda::swiglu;
+  t.swiglu_bwd = cuda::swiglu_bwd;
+  t.adamw = cuda::adamw;
+  t.sum_squares = cuda::sum_squares;
+  t.tree_add = cuda::tree_add;
+  t.gather_rows = cuda::gather_rows;
+  t.scatter_rows = cuda::scatter_rows;
   t.cast = cuda::cast;
   t.alloc = alloc;
   t.free = release;
