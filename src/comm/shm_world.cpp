@@ -164,7 +164,7 @@ size_t shm_world_bytes(int ranks, size_t arena_bytes) {
 
 int shm_world_create(int ranks, size_t arena_bytes) {
   RLK_CHECK(ranks >= 1 && ranks <= shm::kMaxRanks, ranks);
-  const int fd = memfd_create("rlk-world", MFD_ALLOW_SEALING);
+  const int fd = memfd_create("rlk-world", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) throw system_error("memfd_create");
   try {
     const size_t bytes = shm_world_bytes(ranks, arena_bytes);

@@ -36,7 +36,8 @@ class World {
 
 // Bytes of the memfd for `ranks` arenas of `arena_bytes`.
 size_t shm_world_bytes(int ranks, size_t arena_bytes);
-// Launcher side: makes the memfd (no name, no close-on-exec) and initialises it. Returns the descriptor.
+// Launcher side: makes the memfd (no name; close-on-exec: a child gets it by dup2) and initialises it. Returns the
+// descriptor.
 int shm_world_create(int ranks, size_t arena_bytes);
 // Launcher side: raises the abort flag in an existing world.
 void shm_world_abort(int fd, const std::string& reason);

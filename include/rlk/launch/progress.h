@@ -1,7 +1,9 @@
 #pragma once
-// Shows a run's progress: one line that is rewritten in place on a terminal, plain lines elsewhere
-// (one for each phase of each step). Writes to a FILE that the caller owns; one thread.
+// Shows a run's progress: one line that is rewritten in place on a terminal; elsewhere a plain line
+// for each step, and one every ten seconds inside a step. Writes to a FILE that the caller owns;
+// one thread.
 
+#include <chrono>
 #include <cstdio>
 #include <string>
 
@@ -22,7 +24,9 @@ class ProgressPrinter {
   std::FILE* out_;
   bool terminal_;
   bool open_line_ = false;
-  std::string last_;
+  bool started_ = false;
+  Progress shown_;
+  std::chrono::steady_clock::time_point next_plain_;
 };
 
 }  // namespace rlk
