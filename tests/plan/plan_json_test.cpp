@@ -1,0 +1,97 @@
+// plan.json and the text: byte-stable, and the JSON is read back to the same plan.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "plan/plan_fixture.h"
+#include "rlk/base/file.h"
+#include "rlk/plan/plan.h"
+
+namespace {
+
+using namespace rlk;
+using test::inputs;
+
+Plan example() {
+  return make_plan(
+      inputs({{"temperature", "0.7"}, {"top-p", "0.95"}, {"rollout-cp", "2"}, {"threads", "1"}}));
+}
+
+// Text with this checkout's place taken out.
+std::string portable(std::string text) {
+  const std::string here = RLK_SOURCE_DIR;
+  for (size_t at = 0; (at = text.find(here)) != std::string::npos;)
+    text.replace(at, here.size(), "@SOURCE@");
+  return text;
+}
+
+// RLK_UPDATE_GOLDEN=1 writes the files anew; the difference is then reviewed as part of the change.
+void expect_golden(const std::string& name, const std::string& text) {
+  const std::string path = std::string(RLK_SOURCE_DIR "/tests/plan/golden/") + name;
+  if (std::getenv("RLK_UPDATE_GOLDEN") != nullptr) write_file_atomic(path, text);
+  EXPECT_EQ(text, read_file(path)) << path << " (RLK_UPDATE_GOLDEN=1 rewrites it)";
+}
+
+}  // namespace
+
+TEST(PlanText, IsTheGoldenFile) {
+  expect_golden("plan.txt", portable(plan_to_text(example())));
+}
+TEST(PlanJson, IsTheGoldenFile) {
+  expect_golden("plan.json", portable(plan_to_json(example())));
+}
+
+TEST(PlanJson, TheSameInputsGiveTheSameBytes) {
+  EXPECT_EQ(plan_to_json(example()), plan_to_json(example()));
+  EXPECT_EQ(plan_to_text(example()), plan_to_text(example()));
+}
+
+TEST(PlanJson, ReadsBackToTheSamePlan) {
+  std::vector<PlanInputs> cases;
+  cases.push_back(inputs());
+  cases.push_back(
+      inputs({{"group", "M010"}, {"seed", "18446744073709551615"}, {"trace-ops", "true"}}));
+  cases.push_back(inputs({{"ref-load", "/ref"}, {"tp", "8"}, {"loss-aggregation", "token-mean"}},
+                         Command::run));
+  cases.push_back(inputs({{"temperature", "0.1"}, {"lr", "3e-05"}, {"kl-estimator", "k1"}}));
+  cases.back().profile->task.prompt_data_sha256 = std::string(64, 'a');
+  for (const PlanInputs& in : cases) {
+    const Plan plan = make_plan(in);
+    const Plan again = plan_from_json(plan_to_json(plan));
+    EXPECT_EQ(plan_to_json(again), plan_to_json(plan));
+    EXPECT_EQ(again.options.temperature, plan.options.temperature);  // the same bits
+    EXPECT_EQ(again.options.seed, plan.options.seed);
+    EXPECT_EQ(again.model.rms_eps, plan.model.rms_eps);
+    EXPECT_EQ(again.memory, plan.memory);
+  }
+}
+
+TEST(PlanJson, DamagedPlansAreRefused) {
+  const Json good = Json::parse(plan_to_json(example()));
+  const struct {
+    const char* pointer;
+    Json value;
+  } cases[] = {{"/schema", "rlk.plan.v0"},
+               {"/topology/tp", 3},
+               {"/topology/cp", 8},
+               {"/steps", 0},
+               {"/sampling/temperature", "0.7"},
+               {"/execution/kv_pages", -1},
+               {"/model/config/eos", {1, "x"}},
+               {"/memory/train.logits", 1.5},
+               {"/seeds/seed", -1},
+               {"/extra", 1},
+               {"/modules/ffn", true}};
+  for (const auto& c : cases) {
+    Json bad = good;
+    bad[Json::json_pointer(c.pointer)] = c.value;
+    EXPECT_THROW(plan_from_json(bad.dump()), InputError) << c.pointer;
+  }
+  for (const auto& [key, value] : good.items()) {
+    Json bad = good;
+    bad.erase(key);
+    if (key != "ranks") {
+      EXPECT_THROW(plan_from_json(bad.dump()), InputError) << "without " << key;
+    }
+  }
+}
