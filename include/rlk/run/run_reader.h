@@ -37,6 +37,9 @@ class RunReader {
   // All regular files below the directory, relative, sorted. InputError on anything that is neither
   // file nor folder.
   std::vector<std::string> files() const;
+  // Those among them that the ranks wrote and the manifest hashes: metrics, sidecars, trajectories,
+  // weights, evidence.
+  std::vector<std::string> evidence_files() const;
 
  private:
   std::filesystem::path dir_;
