@@ -26,7 +26,9 @@ Plan make_plan() {
   plan.run_id = "synthetic";
   plan.model_root = "/models/tiny";
   plan.prompt_data = "/data/prompts.jsonl";
-  plan.task = {.reward = "deepscaler", .prompt_key = "prompt", .label_key = "label"};
+  plan.task.reward = "deepscaler";
+  plan.task.prompt_key = "prompt";
+  plan.task.label_key = "label";
   plan.memory = {{"train.weights", 1024}};
   return plan;
 }
