@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "rlk/base/error.h"
+#include "rlk/base/carve.h"
 #include "rlk/base/math.h"
 
 namespace rlk {
@@ -17,17 +17,6 @@ void trace(const Context& ctx, const char* op, int layer, const void* data, int6
 }
 
 constexpr Topology::Range kReplicated{-1, 1};
-
-struct Carve {
-  char* base;
-  int64_t at = 0;
-  template <class T>
-  T* take(int64_t elements) {
-    T* p = base ? reinterpret_cast<T*>(base + at) : nullptr;
-    at += (elements * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
-    return p;
-  }
-};
 
 LayerActs carve_acts(Carve& c, const ModelConfig& m, int64_t T, int n, bool training) {
   LayerActs a{};
@@ -62,13 +51,13 @@ void column_parallel(const Context& ctx, const Ops& ops, const bf16* x, const bf
 }  // namespace
 
 int64_t layer_acts_bytes(const ModelConfig& m, int64_t T, int slices, bool training) {
-  Carve carve{nullptr};
+  Carve carve(nullptr);
   carve_acts(carve, m, T, slices, training);
-  return carve.at;
+  return carve.bytes();
 }
 
 LayerActs layer_acts_at(void* base, const ModelConfig& m, int64_t T, int slices, bool training) {
-  Carve carve{static_cast<char*>(base)};
+  Carve carve(base);
   return carve_acts(carve, m, T, slices, training);
 }
 
