@@ -6,7 +6,7 @@
 #include <tuple>
 
 #include "rlk/base/carve.h"
-#include "rlk/base/error.h"
+#include "rlk/base/math.h"
 
 namespace rlk {
 namespace {
@@ -25,6 +25,10 @@ std::vector<Optimizer::OwnedUnit> owned_units(const std::vector<TensorSpec>& ten
 
 int64_t state_elements(const std::vector<Optimizer::OwnedUnit>& owned) {
   return owned.empty() ? 0 : owned.back().at + (owned.back().unit.count + 63) / 64 * 64;
+}
+
+double bias_correction(double beta, int64_t t) {
+  return 1 / (1 - strict_exp(static_cast<double>(t) * strict_log(beta)));
 }
 
 int64_t tiles_of(const Unit& u) { return (u.count + kNormTile - 1) / kNormTile; }
@@ -132,8 +136,8 @@ double Optimizer::gradient_norm() {
 
 void Optimizer::step(const AdamWOptions& options, int64_t t, double norm) {
   const double scale = std::min(1.0, options.clip_grad / (norm + 1e-6));
-  const double bias1 = 1 / (1 - std::pow(options.beta1, static_cast<double>(t)));
-  const double bias2 = 1 / (1 - std::pow(options.beta2, static_cast<double>(t)));
+  const double bias1 = bias_correction(options.beta1, t);
+  const double bias2 = bias_correction(options.beta2, t);
   for (const OwnedUnit& o : owned_) {
     const TensorSpec& tensor = weights_.tensors()[o.unit.tensor];
     ctx_.ffn->adamw(

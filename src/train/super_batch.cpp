@@ -53,7 +53,8 @@ std::vector<SuperBatch> make_super_batches(const std::vector<Sample>& samples, i
                                            int cp, int64_t token_limit) {
   std::vector<SuperBatch> batches;
   for (int next = first; next < first + count;) {
-    SuperBatch batch{.first = next};
+    SuperBatch batch;
+    batch.first = next;
     batch.seq_begin.push_back(0);
     for (; next < first + count; ++next) {
       const int32_t n = inputs(samples[next]);

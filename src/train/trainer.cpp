@@ -1,0 +1,416 @@
+#include "rlk/train/trainer.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "rlk/base/carve.h"
+#include "rlk/base/error.h"
+
+namespace rlk {
+namespace {
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// The tokens of one vocabulary row, by row, in the order of the rank's rows.
+struct EmbeddingRows {
+  std::vector<int32_t> row, row_begin, tokens;
+};
+
+EmbeddingRows group_by_id(const std::vector<int32_t>& ids, const std::vector<int32_t>& seq,
+                          int64_t first, int64_t count) {
+  std::vector<int32_t> order;
+  for (size_t t = 0; t < ids.size(); ++t)
+    if (seq[t] >= 0 && ids[t] >= first && ids[t] < first + count)
+      order.push_back(static_cast<int32_t>(t));
+  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return ids[a] < ids[b]; });
+  EmbeddingRows rows;
+  for (size_t i = 0; i < order.size(); ++i) {
+    if (i == 0 || ids[order[i]] != ids[order[i - 1]]) {
+      rows.row.push_back(ids[order[i]]);
+      rows.row_begin.push_back(static_cast<int32_t>(i));
+    }
+  }
+  rows.row_begin.push_back(static_cast<int32_t>(order.size()));
+  rows.tokens = std::move(order);
+  return rows;
+}
+
+}  // namespace
+
+// One super-batch on this rank: the host plan, its device arrays and buffers.
+struct Trainer::Pass {
+  const SuperBatch* plan;
+  const RankRows* rows;
+  Batch batch;
+  CpMap cp;
+  KvCache cache;
+  int64_t R;
+  const int32_t *head_index, *target;
+  RowSampling sampling;
+  EmbeddingRows embedding;
+  const int32_t *embedding_row, *embedding_row_begin, *embedding_tokens;
+  std::vector<LayerActs> acts;  // one per layer, or one for all
+  bf16* residuals;              // [L, T, D] when recomputing
+  ForwardScratch scratch;
+  HeadActs head;
+};
+
+Trainer::Trainer(const Context& ctx, Weights& weights, World& world, const TrainerOptions& options)
+    : ctx_(ctx),
+      weights_(weights),
+      options_(options),
+      range_(options.topology.train_slices(world.rank())),
+      grad_layout_(ctx.config, range_.count),
+      cp_(world.group(options.topology.cp_group(world.rank()), "cp")),
+      acts_(*ctx.ffn),
+      residuals_(*ctx.ffn),
+      scratch_(*ctx.ffn),
+      pages_(*ctx.ffn),
+      gathered_(*ctx.ffn),
+      backward_(*ctx.ffn),
+      head_(*ctx.ffn),
+      logp_(*ctx.ffn),
+      upload_(*ctx.ffn) {
+  for (float*& grads : layer_grads_)
+    grads = static_cast<float*>(world.arena_alloc(grad_layout_.layer_elements() * sizeof(float)));
+  global_grads_ = static_cast<float*>(world.arena_alloc(grad_layout_.elements() * sizeof(float)));
+  optimizer_ = std::make_unique<Optimizer>(ctx_, weights_, world, options_.topology, *cp_);
+}
+
+Trainer::~Trainer() = default;
+
+void Trainer::upload(Pass& p, const std::vector<Sample>& samples, const SuperBatch& plan,
+                     bool reference) {
+  const RankRows& rows = plan.ranks[cp_->rank()];
+  p.plan = &plan;
+  p.rows = &rows;
+  const int32_t page = options_.page_size;
+  auto input = [&](int32_t seq, int32_t position) {
+    return samples[plan.first + seq].tokens[position];
+  };
+
+  // Identity page table: sequences one after the other, each on whole pages.
+  const int32_t max_pages = (plan.max_inputs + page - 1) / page;
+  std::vector<int32_t> table(static_cast<size_t>(plan.count) * max_pages, 0);
+  int32_t pages = 0;
+  for (int s = 0; s < plan.count; ++s) {
+    const int32_t n = plan.seq_begin[s + 1] - plan.seq_begin[s];
+    for (int32_t i = 0; i < (n + page - 1) / page; ++i) table[s * max_pages + i] = pages++;
+  }
+  std::vector<int32_t> ids(plan.T, 0), target(rows.head_index.size(), 0);
+  for (int64_t t = 0; t < plan.T; ++t)
+    if (rows.seq[t] >= 0) ids[t] = input(rows.seq[t], rows.position[t]);
+  for (size_t j = 0; j < target.size(); ++j)
+    if (const int32_t t = rows.head_index[j]; t >= 0)
+      target[j] = input(rows.seq[t], rows.position[t] + 1);
+
+  p.R = static_cast<int64_t>(rows.head_index.size());
+  const bool greedy = options_.temperature == 0;
+  const float inv = greedy ? 1.0f : 1.0f / options_.temperature;
+  p.sampling.limited = !reference && !greedy && (options_.top_p < 1 || options_.top_k > 0);
+  const int64_t vs = ctx_.config.vocab_slice();
+  p.embedding = group_by_id(ids, rows.seq, range_.first * vs, range_.count * vs);
+
+  upload_.clear();
+  const int64_t at_ids = upload_.add(ids), at_segments = upload_.add(rows.segments),
+                at_table = upload_.add(table), at_begin = upload_.add(plan.seq_begin),
+                at_head = upload_.add(rows.head_index), at_target = upload_.add(target),
+                at_inv = upload_.add(std::vector<float>(p.R, inv)),
+                at_top_p = upload_.add(std::vector<float>(p.R, options_.top_p)),
+                at_top_k = upload_.add(std::vector<int32_t>(p.R, options_.top_k)),
+                at_row = upload_.add(p.embedding.row),
+                at_row_begin = upload_.add(p.embedding.row_begin),
+                at_tokens = upload_.add(p.embedding.tokens);
+  std::vector<int64_t> at_seq, at_position, at_place;
+  for (const RankRows& r : plan.ranks) {
+    std::vector<int32_t> place(plan.T, -1);
+    for (int64_t t = 0; t < plan.T; ++t)
+      if (r.seq[t] >= 0) place[t] = plan.seq_begin[r.seq[t]] + r.position[t];
+    at_seq.push_back(upload_.add(r.seq));
+    at_position.push_back(upload_.add(r.position));
+    at_place.push_back(upload_.add(place));
+  }
+  upload_.commit(ctx_.stream);
+
+  p.cp = {};
+  p.cp.T = plan.T;
+  p.cp.S = plan.seq_begin.back();
+  p.cp.seq_begin = upload_.at<int32_t>(at_begin);
+  for (size_t r = 0; r < plan.ranks.size(); ++r) {
+    p.cp.seq.push_back(upload_.at<int32_t>(at_seq[r]));
+    p.cp.position.push_back(upload_.at<int32_t>(at_position[r]));
+    p.cp.row.push_back(upload_.at<int32_t>(at_place[r]));
+  }
+  int32_t max_len = 0;
+  for (const AttentionSegment& s : rows.segments) max_len = std::max(max_len, s.len);
+  p.batch = {.T = plan.T, .ids = upload_.at<int32_t>(at_ids), .position = p.cp.position[cp_->rank()],
+             .seq = p.cp.seq[cp_->rank()], .segments = upload_.at<AttentionSegment>(at_segments),
+             .n_segments = static_cast<int32_t>(rows.segments.size()), .max_len = max_len,
+             .max_context = plan.max_inputs};
+  p.head_index = upload_.at<int32_t>(at_head);
+  p.target = upload_.at<int32_t>(at_target);
+  p.sampling.inv_temp = p.sampling.logp_inv_temp = upload_.at<float>(at_inv);
+  p.sampling.top_p = upload_.at<float>(at_top_p);
+  p.sampling.top_k = upload_.at<int32_t>(at_top_k);
+  p.embedding_row = upload_.at<int32_t>(at_row);
+  p.embedding_row_begin = upload_.at<int32_t>(at_row_begin);
+  p.embedding_tokens = upload_.at<int32_t>(at_tokens);
+
+  const int n = range_.count;
+  const ModelConfig& m = ctx_.config;
+  const KvLayout kv = kv_layout(n * m.hkv(), m.Dh, page);
+  char* memory = static_cast<char*>(pages_.ensure(2 * pages * kv.page_stride * 2));
+  p.cache = {.k = {reinterpret_cast<bf16*>(memory)},
+             .v = {reinterpret_cast<bf16*>(memory) + pages * kv.page_stride},
+             .page_table = upload_.at<int32_t>(at_table), .max_pages = max_pages,
+             .page_size = kv.page_size, .page_stride = kv.page_stride,
+             .token_stride = kv.token_stride, .head_stride = kv.head_stride};
+  gathered_.ensure(CpExchange::gathered_bytes(m, plan.T, n, cp_->size()));
+}
+
+void Trainer::forward(Pass& p, const WeightsView& view, bool keep) {
+  const ModelConfig& m = ctx_.config;
+  const int64_t T = p.batch.T;
+  const int n = range_.count;
+  const int64_t each = layer_acts_bytes(m, T, n, true);
+  const int64_t layers = keep && !options_.recompute ? m.L : 1;
+  char* memory = static_cast<char*>(acts_.ensure(each * layers));
+  p.acts.clear();
+  for (int64_t l = 0; l < layers; ++l)
+    p.acts.push_back(layer_acts_at(memory + l * each, m, T, n, true));
+  p.residuals = keep && options_.recompute
+                    ? static_cast<bf16*>(residuals_.ensure(m.L * T * m.D * 2))
+                    : nullptr;
+
+  AttentionArgs bounds{};
+  bounds.cache = p.cache;
+  bounds.n_segments = p.batch.n_segments;
+  bounds.max_len = p.batch.max_len;
+  bounds.max_context = p.batch.max_context;
+  bounds.T = T;
+  bounds.H = n * static_cast<int>(m.hq());
+  bounds.KH = n * static_cast<int>(m.hkv());
+  bounds.Dh = static_cast<int>(m.Dh);
+  const auto workspace = static_cast<int64_t>(ctx_.attention->attention_workspace(bounds));
+  Carve measure(nullptr);
+  measure.take<float>(T * m.D);
+  measure.take<bf16>(T * m.D);
+  Carve carve(scratch_.ensure(measure.bytes() + workspace + 256));
+  p.scratch.partial = carve.take<float>(T * m.D);
+  p.scratch.delta = carve.take<bf16>(T * m.D);
+  p.scratch.attention_workspace = carve.take<char>(workspace);
+
+  const CpExchange exchange(ctx_, *cp_, p.cp, n, gathered_.ensure(0));
+  const KvPublish publish = [&](const LayerActs& a) { exchange.publish(a, p.cache); };
+  embed(ctx_, view, p.batch, p.acts[0].x);
+  for (int l = 0; l < m.L; ++l) {
+    LayerActs& a = p.acts[l % layers];
+    // Padding rows belong to no segment, so nothing writes their attention output or statistics.
+    ctx_.attention->zero(ctx_.stream, a.o, static_cast<size_t>(T * n * m.attn_slice() * 2));
+    const bf16* previous = l == 0 ? nullptr : p.acts[(l - 1) % layers].x_mid;
+    forward_layer(ctx_, view, l, p.batch, p.cache, publish, previous, a, p.scratch);
+    if (p.residuals)
+      ctx_.ffn->copy(ctx_.stream, p.residuals + l * T * m.D, a.x, static_cast<size_t>(T * m.D * 2));
+  }
+}
+
+void Trainer::logits(Pass& p, const WeightsView& view, int64_t begin, int64_t end) {
+  const int64_t R = end - begin;
+  void* memory = head_.ensure(head_acts_bytes(ctx_, R, range_.count, p.sampling.limited));
+  p.head = head_acts_at(memory, ctx_, R, range_.count, p.sampling.limited);
+  ctx_.logp->zero(ctx_.stream, p.head.error, sizeof(int32_t));
+  RowSampling sampling = p.sampling;
+  sampling.inv_temp += begin;
+  sampling.logp_inv_temp += begin;
+  sampling.top_p += begin;
+  sampling.top_k += begin;
+  const LayerActs& last = p.acts.back();
+  head_logits(ctx_, view, last.x_mid, p.scratch.delta, p.head_index + begin, R, sampling, p.head);
+  head_logprob(ctx_, view, p.target + begin, R, sampling, p.head);
+  head_check(ctx_, p.head);
+}
+
+void Trainer::share_logp(const Pass& p, const std::vector<float>& mine, std::vector<Sample>& samples,
+                         std::vector<float> Sample::*which) {
+  int64_t longest = 0;
+  for (const RankRows& r : p.plan->ranks)
+    longest = std::max(longest, static_cast<int64_t>(r.head_index.size()));
+  auto* device = static_cast<float*>(logp_.ensure((cp_->size() + 1) * longest * 4 + 4));
+  ctx_.ffn->copy(ctx_.stream, device, mine.data(), mine.size() * sizeof(float));
+  cp_->all_gather(ctx_.stream, device, device + longest, static_cast<size_t>(longest) * 4);
+  std::vector<float> all(cp_->size() * longest);
+  ctx_.ffn->copy(ctx_.stream, all.data(), device + longest, all.size() * sizeof(float));
+  ctx_.ffn->synchronize(ctx_.stream);
+  for (int i = 0; i < p.plan->count; ++i) {
+    Sample& sample = samples[p.plan->first + i];
+    (sample.*which).resize(sample.response_len());
+  }
+  for (int r = 0; r < cp_->size(); ++r) {
+    const RankRows& rows = p.plan->ranks[r];
+    for (size_t j = 0; j < rows.head_index.size(); ++j) {
+      const int32_t t = rows.head_index[j];
+      if (t < 0) continue;
+      Sample& sample = samples[p.plan->first + rows.seq[t]];
+      (sample.*which)[rows.position[t] + 1 - sample.prompt_len] = all[r * longest + j];
+    }
+  }
+}
+
+void Trainer::trace_rows(const std::vector<Sample>& samples, const Pass& p, bool head) {
+  if (!ctx_.trace) return;
+  std::vector<TraceRow> rows;
+  auto add = [&](int32_t t) {
+    if (t < 0 || p.rows->seq[t] < 0) {
+      rows.push_back({-1, -1, -1});
+      return;
+    }
+    const Sample& s = samples[p.plan->first + p.rows->seq[t]];
+    rows.push_back({static_cast<int32_t>(s.prompt), s.sample, p.rows->position[t]});
+  };
+  if (head)
+    for (int32_t t : p.rows->head_index) add(t);
+  else
+    for (int32_t t = 0; t < static_cast<int32_t>(p.rows->seq.size()); ++t) add(t);
+  ctx_.trace->set_rows(std::move(rows));
+}
+
+void Trainer::score(const WeightsView& view, bool reference, std::vector<Sample>& samples,
+                    std::vector<float> Sample::*which) {
+  const auto plans = make_super_batches(samples, 0, static_cast<int>(samples.size()), cp_->size(),
+                                        options_.super_batch_tokens);
+  Context saved = ctx_;
+  ctx_.trace = nullptr;  // the update's own forward pass is the traced one
+  for (const SuperBatch& plan : plans) {
+    Pass p{};
+    upload(p, samples, plan, reference);
+    forward(p, view, false);
+    std::vector<float> logp(p.R);
+    for (int64_t begin = 0; begin < p.R; begin += options_.max_tokens) {
+      const int64_t end = std::min(p.R, begin + options_.max_tokens);
+      logits(p, view, begin, end);
+      ctx_.ffn->copy(ctx_.stream, logp.data() + begin, p.head.logp,
+                     static_cast<size_t>(end - begin) * sizeof(float));
+      ctx_.ffn->synchronize(ctx_.stream);
+    }
+    share_logp(p, logp, samples, which);
+  }
+  ctx_ = saved;
+}
+
+void Trainer::backward(Pass& p, const WeightsView& view, const std::vector<float>& g,
+                       bool accumulate) {
+  const ModelConfig& m = ctx_.config;
+  const int n = range_.count;
+  const int64_t T = p.batch.T;
+  const Ops& ops = *ctx_.ffn;
+  const Leaves &leaves = p.rows->leaves, &head_leaves = p.rows->head_leaves;
+
+  AttentionBwdArgs bounds{};
+  bounds.n_segments = p.batch.n_segments;
+  bounds.max_len = p.batch.max_len;
+  bounds.max_context = p.batch.max_context;
+  bounds.S = p.cp.S;
+  bounds.H = n * static_cast<int>(m.hq());
+  bounds.KH = n * static_cast<int>(m.hkv());
+  bounds.Dh = static_cast<int>(m.Dh);
+  void* memory =
+      backward_.ensure(backward_scratch_bytes(ctx_, T, p.cp.S, n, leaves.count, bounds));
+  BackwardScratch b = backward_scratch_at(memory, ctx_, T, p.cp.S, n, leaves.count, bounds);
+
+  auto global = [&](Storage s) { return global_grads_ + grad_layout_.offset(s, -1); };
+  const int64_t vocabulary_bytes =
+      n * storage_slice_elements(m, Storage::embed) * static_cast<int64_t>(sizeof(float));
+  if (p.R > 0) {
+    auto* device_g = static_cast<float*>(logp_.ensure(p.R * 4));
+    ops.copy(ctx_.stream, device_g, g.data(), g.size() * sizeof(float));
+    backward_head(ctx_, view, p.head_index, p.target, device_g, p.R, T, head_leaves, p.sampling,
+                  p.head, b, global(Storage::head), global(Storage::final_norm));
+  } else {
+    ops.zero(ctx_.stream, b.dres, static_cast<size_t>(T * m.D) * sizeof(float));
+    ops.zero(ctx_.stream, global(Storage::head), static_cast<size_t>(vocabulary_bytes));
+    ops.zero(ctx_.stream, global(Storage::final_norm), static_cast<size_t>(m.D) * sizeof(float));
+  }
+  cp_->barrier(ctx_.stream);
+  const Storage head_storage = m.tied ? Storage::embed : Storage::head;
+  optimizer_->reduce(head_storage, -1, global_grads_, accumulate);
+  optimizer_->reduce(Storage::final_norm, -1, global_grads_, accumulate);
+
+  const CpExchange exchange(ctx_, *cp_, p.cp, n, gathered_.ensure(0));
+  const KvPublish publish = [&](const LayerActs& a) { exchange.publish(a, p.cache); };
+  for (int l = static_cast<int>(m.L) - 1; l >= 0; --l) {
+    LayerActs& a = p.acts[options_.recompute ? 0 : l];
+    if (options_.recompute) {
+      Context quiet = ctx_;
+      quiet.trace = nullptr;
+      ops.copy(ctx_.stream, a.x, p.residuals + l * T * m.D, static_cast<size_t>(T * m.D * 2));
+      forward_layer(quiet, view, l, p.batch, p.cache, publish, nullptr, a, p.scratch);
+    }
+    const GradView grads{layer_grads_[l % 2], &grad_layout_};
+    backward_layer(ctx_, view, l, p.batch, exchange, leaves, a, b, grads);
+    cp_->barrier(ctx_.stream);
+    for (Storage s : {Storage::input_norm, Storage::qkv, Storage::q_norm, Storage::k_norm,
+                      Storage::o, Storage::post_norm, Storage::gate_up, Storage::down})
+      optimizer_->reduce(s, l, grads.base, accumulate);
+  }
+
+  ops.zero(ctx_.stream, global(Storage::embed), static_cast<size_t>(vocabulary_bytes));
+  const int64_t vs = m.vocab_slice();
+  ops.embedding_bwd(ctx_.stream,
+                    {.dx = b.dres, .dw = global(Storage::embed), .D = m.D,
+                     .first_row = range_.first * vs,
+                     .rows = static_cast<int64_t>(p.embedding.row.size()), .row = p.embedding_row,
+                     .row_begin = p.embedding_row_begin, .tokens = p.embedding_tokens,
+                     .leaves = leaves});
+  cp_->barrier(ctx_.stream);
+  optimizer_->reduce(Storage::embed, -1, global_grads_, accumulate || m.tied);
+  ops.synchronize(ctx_.stream);
+  cp_->barrier(ctx_.stream);  // before the next super-batch writes the regions
+}
+
+UpdateResult Trainer::update(std::vector<Sample>& samples, int first, int count, int64_t t,
+                             const TokenGradient& token_gradient) {
+  UpdateResult result;
+  const WeightsView view = weights_.view(range_);
+  const auto plans =
+      make_super_batches(samples, first, count, cp_->size(), options_.super_batch_tokens);
+  for (const SuperBatch& plan : plans) {
+    auto start = std::chrono::steady_clock::now();
+    Pass p{};
+    upload(p, samples, plan, false);
+    trace_rows(samples, p, false);
+    forward(p, view, true);
+    trace_rows(samples, p, true);
+    std::vector<float> logp(p.R), g(p.R, 0.0f);
+    if (p.R > 0) {
+      logits(p, view, 0, p.R);
+      ctx_.ffn->copy(ctx_.stream, logp.data(), p.head.logp, logp.size() * sizeof(float));
+      ctx_.ffn->synchronize(ctx_.stream);
+    }
+    share_logp(p, logp, samples, &Sample::train_logp);
+    for (int64_t j = 0; j < p.R; ++j) {
+      const int32_t row = p.rows->head_index[j];
+      if (row < 0) continue;
+      const int i = plan.first + p.rows->seq[row];
+      const int token = p.rows->position[row] + 1 - samples[i].prompt_len;
+      g[j] = static_cast<float>(
+          token_gradient ? token_gradient(i, token, logp[j])
+                         : token_weight(samples, first, count, i, options_.grpo) *
+                               token_loss(samples[i], token, logp[j], options_.grpo).derivative);
+    }
+    result.forward_s += seconds_since(start);
+    start = std::chrono::steady_clock::now();
+    trace_rows(samples, p, false);
+    backward(p, view, g, &plan != &plans.front());
+    result.backward_s += seconds_since(start);
+  }
+  const auto start = std::chrono::steady_clock::now();
+  result.gradient_norm = optimizer_->gradient_norm();
+  optimizer_->step(options_.adamw, t, result.gradient_norm);
+  weights_.sync(*ctx_.ffn, ctx_.stream);
+  result.optimizer_s = seconds_since(start);
+  return result;
+}
+
+}  // namespace rlk
