@@ -18,10 +18,4 @@ void Upload::commit(Stream stream) {
   ops_->synchronize(stream);
 }
 
-KvLayout kv_layout(int64_t KH, int64_t Dh, int32_t page_size) {
-  // Head by head inside a page: a head's keys are contiguous rows, which is what the copy engine wants.
-  return {.page_size = page_size, .page_stride = KH * page_size * Dh, .token_stride = Dh,
-          .head_stride = page_size * Dh};
-}
-
 }  // namespace rlk

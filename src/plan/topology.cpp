@@ -25,6 +25,12 @@ std::vector<int> Topology::rollout_tp_group(int rank) const {
   return ranks_where(ranks, [&](int r) { return rollout_place(r) == rollout_place(rank); });
 }
 
+std::vector<int> Topology::rollout_cp_group(int rank) const {
+  return ranks_where(ranks, [&](int r) {
+    return engine(r) == engine(rank) && rollout_tp_index(r) == rollout_tp_index(rank);
+  });
+}
+
 std::vector<int> Topology::engine_group(int rank) const {
   return ranks_where(ranks, [&](int r) { return engine(r) == engine(rank); });
 }

@@ -55,7 +55,18 @@ struct Trainer::Pass {
   bf16* residuals;              // [L, T, D] when recomputing
   ForwardScratch scratch;
   HeadActs head;
+  std::vector<TraceRow> trace, head_trace;  // which tokens the rows are; empty unless tracing
 };
+
+void Trainer::set_trace_rows(Pass& p, const std::vector<Sample>& samples) {
+  auto row = [&](int32_t t) -> TraceRow {
+    if (t < 0 || p.rows->seq[t] < 0) return {-1, -1, -1};
+    const Sample& s = samples[p.plan->first + p.rows->seq[t]];
+    return {static_cast<int32_t>(s.prompt), s.sample, p.rows->position[t]};
+  };
+  for (int32_t t = 0; t < static_cast<int32_t>(p.rows->seq.size()); ++t) p.trace.push_back(row(t));
+  for (int32_t t : p.rows->head_index) p.head_trace.push_back(row(t));
+}
 
 Trainer::Trainer(const Context& ctx, Weights& weights, World& world, const TrainerOptions& options)
     : ctx_(ctx),
@@ -160,13 +171,13 @@ void Trainer::upload(Pass& p, const std::vector<Sample>& samples, const SuperBat
 
   const int n = range_.count;
   const ModelConfig& m = ctx_.config;
-  const KvLayout kv = kv_layout(n * m.hkv(), m.Dh, page);
-  char* memory = static_cast<char*>(pages_.ensure(2 * pages * kv.page_stride * 2));
-  p.cache = {.k = {reinterpret_cast<bf16*>(memory)},
-             .v = {reinterpret_cast<bf16*>(memory) + pages * kv.page_stride},
-             .page_table = upload_.at<int32_t>(at_table), .max_pages = max_pages,
-             .page_size = kv.page_size, .page_stride = kv.page_stride,
-             .token_stride = kv.token_stride, .head_stride = kv.head_stride};
+  p.cache = {};
+  kv_page_layout(p.cache, n * static_cast<int>(m.hkv()), static_cast<int>(m.Dh), page);
+  const int64_t half = pages * p.cache.page_stride;
+  p.cache.k[0] = static_cast<bf16*>(pages_.ensure(2 * half * static_cast<int64_t>(sizeof(bf16))));
+  p.cache.v[0] = p.cache.k[0] + half;
+  p.cache.page_table = upload_.at<int32_t>(at_table);
+  p.cache.max_pages = max_pages;
   gathered_.ensure(CpExchange::gathered_bytes(m, plan.T, n, cp_->size()));
 }
 
@@ -204,6 +215,7 @@ void Trainer::forward(Pass& p, const WeightsView& view, bool keep) {
 
   const CpExchange exchange(ctx_, *cp_, p.cp, n, gathered_.ensure(0));
   const KvPublish publish = [&](const LayerActs& a) { exchange.publish(a, p.cache); };
+  if (ctx_.trace) ctx_.trace->set_rows(p.trace);
   embed(ctx_, view, p.batch, p.acts[0].x);
   for (int l = 0; l < m.L; ++l) {
     LayerActs& a = p.acts[l % layers];
@@ -227,6 +239,7 @@ void Trainer::logits(Pass& p, const WeightsView& view, int64_t begin, int64_t en
   sampling.top_p += begin;
   sampling.top_k += begin;
   const LayerActs& last = p.acts.back();
+  if (ctx_.trace) ctx_.trace->set_rows(p.head_trace);
   head_logits(ctx_, view, last.x_mid, p.scratch.delta, p.head_index + begin, R, sampling, p.head);
   head_logprob(ctx_, view, p.target + begin, R, sampling, p.head);
   head_check(ctx_, p.head);
@@ -258,29 +271,11 @@ void Trainer::share_logp(const Pass& p, const std::vector<float>& mine, std::vec
   }
 }
 
-void Trainer::trace_rows(const std::vector<Sample>& samples, const Pass& p, bool head) {
-  if (!ctx_.trace) return;
-  std::vector<TraceRow> rows;
-  auto add = [&](int32_t t) {
-    if (t < 0 || p.rows->seq[t] < 0) {
-      rows.push_back({-1, -1, -1});
-      return;
-    }
-    const Sample& s = samples[p.plan->first + p.rows->seq[t]];
-    rows.push_back({static_cast<int32_t>(s.prompt), s.sample, p.rows->position[t]});
-  };
-  if (head)
-    for (int32_t t : p.rows->head_index) add(t);
-  else
-    for (int32_t t = 0; t < static_cast<int32_t>(p.rows->seq.size()); ++t) add(t);
-  ctx_.trace->set_rows(std::move(rows));
-}
-
 void Trainer::score(const WeightsView& view, bool reference, std::vector<Sample>& samples,
                     std::vector<float> Sample::*which) {
   const auto plans = make_super_batches(samples, 0, static_cast<int>(samples.size()), cp_->size(),
                                         options_.super_batch_tokens);
-  Context saved = ctx_;
+  Trace* const trace = ctx_.trace;
   ctx_.trace = nullptr;  // the update's own forward pass is the traced one
   for (const SuperBatch& plan : plans) {
     Pass p{};
@@ -296,7 +291,7 @@ void Trainer::score(const WeightsView& view, bool reference, std::vector<Sample>
     }
     share_logp(p, logp, samples, which);
   }
-  ctx_ = saved;
+  ctx_.trace = trace;
 }
 
 void Trainer::backward(Pass& p, const WeightsView& view, const std::vector<float>& g,
@@ -332,6 +327,7 @@ void Trainer::backward(Pass& p, const WeightsView& view, const std::vector<float
     ops.zero(ctx_.stream, global(Storage::head), static_cast<size_t>(vocabulary_bytes));
     ops.zero(ctx_.stream, global(Storage::final_norm), static_cast<size_t>(m.D) * sizeof(float));
   }
+  if (ctx_.trace) ctx_.trace->set_rows(p.trace);
   cp_->barrier(ctx_.stream);
   const Storage head_storage = m.tied ? Storage::embed : Storage::head;
   optimizer_->reduce(head_storage, -1, global_grads_, accumulate);
@@ -379,9 +375,8 @@ UpdateResult Trainer::update(std::vector<Sample>& samples, int first, int count,
     auto start = std::chrono::steady_clock::now();
     Pass p{};
     upload(p, samples, plan, false);
-    trace_rows(samples, p, false);
+    if (ctx_.trace) set_trace_rows(p, samples);
     forward(p, view, true);
-    trace_rows(samples, p, true);
     std::vector<float> logp(p.R), g(p.R, 0.0f);
     if (p.R > 0) {
       logits(p, view, 0, p.R);
@@ -401,7 +396,6 @@ UpdateResult Trainer::update(std::vector<Sample>& samples, int first, int count,
     }
     result.forward_s += seconds_since(start);
     start = std::chrono::steady_clock::now();
-    trace_rows(samples, p, false);
     backward(p, view, g, &plan != &plans.front());
     result.backward_s += seconds_since(start);
   }

@@ -166,10 +166,10 @@ struct KvCache {
 
 inline constexpr int kKvPageSize = 128;  // one key tile: a tile then is one bulk copy a head
 
-inline void kv_page_layout(KvCache& cache, int KH, int Dh) {
-  cache.page_size = kKvPageSize;
+inline void kv_page_layout(KvCache& cache, int KH, int Dh, int page_size = kKvPageSize) {
+  cache.page_size = page_size;
   cache.token_stride = Dh;
-  cache.head_stride = static_cast<int64_t>(kKvPageSize) * Dh;
+  cache.head_stride = static_cast<int64_t>(page_size) * Dh;
   cache.page_stride = KH * cache.head_stride;
 }
 

@@ -1,12 +1,11 @@
 #pragma once
-// Device memory that engines hold: buffers that grow but never shrink, host arrays uploaded together, and the K/V pool.
+// Device memory that engines hold: buffers that grow but never shrink, and host arrays uploaded together.
 
 #include <cstdint>
 #include <cstring>
 #include <vector>
 
 #include "rlk/device/ops.h"
-#include "rlk/profile/model_config.h"
 
 namespace rlk {
 
@@ -57,12 +56,5 @@ class Upload {
   std::vector<char> host_;
   void* device_ = nullptr;
 };
-
-// Elements of one page of K (or V) of one layer for KH heads, and the strides inside it.
-struct KvLayout {
-  int32_t page_size;
-  int64_t page_stride, token_stride, head_stride;
-};
-KvLayout kv_layout(int64_t KH, int64_t Dh, int32_t page_size);
 
 }  // namespace rlk

@@ -21,6 +21,7 @@ struct Topology {
   int engine(int rank) const { return rollout_place(rank) / rollout_cp; }
   int rollout_cp_index(int rank) const { return rollout_place(rank) % rollout_cp; }
   std::vector<int> rollout_tp_group(int rank) const;  // same engine and rollout_cp_index
+  std::vector<int> rollout_cp_group(int rank) const;  // same engine and rollout_tp_index
   std::vector<int> engine_group(int rank) const;      // all ranks of this rank's engine, ascending
 
   // Virtual slices [first, first + count) a rank holds.

@@ -63,7 +63,7 @@ class Trainer {
   void share_logp(const Pass&, const std::vector<float>& mine, std::vector<Sample>&,
                   std::vector<float> Sample::*which);
   void backward(Pass&, const WeightsView&, const std::vector<float>& g, bool accumulate);
-  void trace_rows(const std::vector<Sample>&, const Pass&, bool head);
+  void set_trace_rows(Pass&, const std::vector<Sample>&);
 
   Context ctx_;
   Weights& weights_;
