@@ -16,4 +16,14 @@ __device__ inline float exp_term(float x) {
 // 1 / (1 + exp(-x)).
 __device__ inline float sigmoid(float x) { return __frcp_rn(1.0f + expf(-x)); }
 
+// -log(u) with u = (bits + 0.5) * 2^-32 (R6). From u = 1/2 up it is taken of 1 - u, which fp32 holds where u itself would
+// round to 1.
+__device__ inline float minus_log_uniform(uint32_t bits) {
+  const bool upper = bits >= 0x80000000u;
+  const float u = (static_cast<float>(upper ? ~bits : bits) + 0.5f) * 0x1p-32f;
+  return -(upper ? log1pf(-u) : logf(u));
+}
+
+__device__ inline float gumbel(uint32_t bits) { return -logf(minus_log_uniform(bits)); }
+
 }  // namespace rlk::cuda

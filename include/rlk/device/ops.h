@@ -196,7 +196,8 @@ struct QkNormRopeArgs {
 
 // qk_norm_rope_bwd: gradients of the packed projection from dq [T, H, Dh], dk, dv [T, KH, Dh] bf16; the forward's qkv is
 // the input, statistics are computed again. dqkv bf16 packed as qkv, rounded once from fp32.
-// q_dw, k_dw [Dh] f32 per virtual TP slice of this rank and leaf, chains over (token, head) ascending from +0:
+// q_dw, k_dw [Dh] f32 per virtual TP slice of this rank and leaf, summed over (token, head) in an order that is anchored at the
+// leaf's start and depends on nothing else; leaves cover the T rows:
 // dw [leaves.count, slices, Dh]; callers join the 64 leaves (TP tree inside each CP slice, then the CP tree).
 struct QkNormRopeBwdArgs {
   const bf16* qkv;
@@ -427,14 +428,23 @@ struct TreeAddArgs {
   bool accumulate;
 };
 
-// sha256_pieces: digest[i] = SHA-256 of piece i of `piece` bytes (last one shorter). 32 bytes each.
-struct Sha256Args {
-  const void* data;
-  int64_t bytes, piece;
-  uint8_t* digest;
+// Bytes to hash in pieces. first_piece: the sum of ceil(bytes / piece) over the ranges before it; bytes > 0.
+struct Sha256Range {
+  const void* data;  // 16-byte aligned
+  int64_t bytes, first_piece;
 };
 
-// init_normal: w[i] = round(std * z_i), z_i standard normal from philox counter (first + i) of key (seed, tensor): Box-Muller pairs.
+// sha256_pieces: digest[i] = SHA-256 of piece i; the ranges' pieces in order, `piece` bytes each, a range's last one shorter.
+// Many ranges a call: a piece is a serial chain, so the device is full from about 16,000 pieces on. piece % 16 == 0.
+struct Sha256Args {
+  const Sha256Range* ranges;  // [n_ranges], device-accessible
+  int32_t n_ranges;
+  int64_t pieces, piece;  // of all ranges together; bytes of one
+  uint8_t* digest;        // [pieces][32]
+};
+
+// init_normal: w[i] = round(std * z(first + i)). Elements 4q..4q+3 come from the philox block with counter {q low, q high, 0, 0} and
+// key mix64(seed ^ mix64(tensor)): words (0, 1) are radius and angle of a Box-Muller pair (cosine first), words (2, 3) of the next.
 struct InitNormalArgs {
   bf16* w;
   int64_t n, first;

@@ -1,0 +1,114 @@
+// sample: a cluster of 8 blocks a row, each over an eighth of the row's columns. A token's score depends on its own logit
+// and counter alone and ties go to the lower id, so the partition cannot change the result.
+
+#include <cooperative_groups.h>
+
+#include "kernels/common/check.h"
+#include "kernels/common/grid.h"
+#include "kernels/common/math.cuh"
+#include "kernels/launchers.h"
+#include "kernels/logits/logits.cuh"
+
+namespace rlk::cuda {
+namespace {
+
+namespace cg = cooperative_groups;
+
+constexpr int kThreads = 512;
+constexpr int kBlocks = 8;  // of a cluster
+constexpr int32_t kNoToken = 0x7fffffff;
+
+__device__ inline Candidate better(Candidate a, Candidate b) {
+  return b.score > a.score || (b.score == a.score && b.token < a.token) ? b : a;
+}
+
+__device__ inline Candidate warp_best(Candidate best) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    const Candidate other{__shfl_xor_sync(0xffffffffu, best.score, step),
+                          __shfl_xor_sync(0xffffffffu, best.token, step)};
+    best = better(best, other);
+  }
+  return best;
+}
+
+__global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kThreads)
+    sample_kernel(SampleArgs a) {
+  __shared__ Candidate warps[kThreads / 32];
+  __shared__ Candidate blocks[kBlocks];  // of the cluster's first block
+  const LogitsView& v = a.logits;
+  const int64_t t = blockIdx.x / kBlocks;
+  const int part = blockIdx.x % kBlocks;
+  const int64_t base = v.first_slice * v.slice_rows;
+  const int width = static_cast<int>(v.slices * v.slice_rows);
+  const int real = static_cast<int>(min(max(v.vocab - base, int64_t{0}), int64_t{width}));
+  const int vectors = (real + 7) / 8, share = (vectors + kBlocks - 1) / kBlocks;
+  const int last = min((part + 1) * share, vectors);
+  const float inv_temp = a.inv_temp[t], threshold = row_threshold(a.threshold, t);
+  const SampleKey key = a.keys[t];
+  const bf16* x = v.x + t * v.ld;
+
+  Candidate best{kMinusInf, kNoToken};
+#pragma unroll 2
+  for (int vector = part * share + threadIdx.x; vector < last; vector += kThreads) {
+    float value[8];
+    unpack(load_vec<Bf16x8>(x + vector * 8), value);
+    const int32_t id = static_cast<int32_t>(base) + vector * 8;
+#pragma unroll
+    for (int quad = 0; quad < 2; ++quad) {
+      PhiloxBlock bits{};
+      if (inv_temp != 0.0f) bits = sample_block(key, id / 4 + quad);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float logit = value[quad * 4 + i];
+        if (logit < threshold || vector * 8 + quad * 4 + i >= real) continue;
+        const float score = inv_temp == 0.0f ? logit : logit * inv_temp + gumbel(bits.word[i]);
+        best = better(best, {score, id + quad * 4 + i});
+      }
+    }
+  }
+
+  best = warp_best(best);
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = best;
+  __syncthreads();
+  cg::cluster_group cluster = cg::this_cluster();
+  if (threadIdx.x < 32) {
+    best = threadIdx.x < kThreads / 32 ? warps[threadIdx.x] : Candidate{kMinusInf, kNoToken};
+    best = warp_best(best);
+    if (threadIdx.x == 0) cluster.map_shared_rank(blocks, 0)[part] = best;
+  }
+  cluster.sync();
+  if (part != 0 || threadIdx.x != 0) return;
+#pragma unroll
+  for (int b = 0; b < kBlocks; ++b) best = better(best, blocks[b]);
+  a.best[t] = best;
+}
+
+__global__ void __launch_bounds__(256) sample_merge_kernel(SampleMergeArgs a) {
+  const int64_t t = static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x;
+  if (t >= a.T) return;
+  Candidate best = a.best[t];
+  for (int r = 1; r < a.ranks; ++r) best = better(best, a.best[r * a.T + t]);
+  a.token[t] = best.token;
+}
+
+}  // namespace
+
+size_t sample_workspace(const SampleArgs&) { return 0; }
+
+void sample(Stream stream, const SampleArgs& a) {
+  const LogitsView& v = a.logits;
+  if (v.T == 0) return;
+  require(v.slice_rows % 8 == 0 && v.ld % 8 == 0 && aligned(v.x), "sample",
+          "slice_rows and ld must be multiples of 8, the logits 16-byte aligned");
+  sample_kernel<<<blocks_for(v.T * kBlocks, 1), kThreads, 0, stream_of(stream)>>>(a);
+  check_launch("sample");
+}
+
+void sample_merge(Stream stream, const SampleMergeArgs& a) {
+  if (a.T == 0) return;
+  sample_merge_kernel<<<blocks_for(a.T, 256), 256, 0, stream_of(stream)>>>(a);
+  check_launch("sample_merge");
+}
+
+}  // namespace rlk::cuda
