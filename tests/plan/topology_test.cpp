@@ -1,6 +1,6 @@
 // Rank mapping: groups partition the ranks, slices cover the model once, and a rollout shard lies
 // inside the training shard wherever rollout TP >= training TP.
-#include "rlk/plan/topology.h"
+#include "rlk/base/topology.h"
 
 #include <gtest/gtest.h>
 

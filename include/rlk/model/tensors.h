@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "rlk/plan/topology.h"
+#include "rlk/base/topology.h"
 #include "rlk/profile/model_config.h"
 
 namespace rlk {

@@ -1,4 +1,4 @@
-#include "rlk/plan/topology.h"
+#include "rlk/base/topology.h"
 
 namespace rlk {
 namespace {
