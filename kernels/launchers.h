@@ -6,6 +6,9 @@
 
 namespace rlk::cuda {
 
+void gemm(Stream, const GemmArgs&);
+void gemm_dgrad(Stream, const GemmDgradArgs&);
+void gemm_wgrad(Stream, const GemmWgradArgs&);
 void embedding(Stream, const EmbeddingArgs&);
 void embedding_bwd(Stream, const EmbeddingBwdArgs&);
 void rms_norm(Stream, const RmsNormArgs&);

@@ -44,7 +44,7 @@ CUtensorMap tensor_map(const char* op, const void* base, TmaType type,
   for (const TmaDim& d : dims) {
     require(n < kMaxDims, op, "a tensor map has at most 5 dimensions");
     size[n] = static_cast<cuuint64_t>(d.size);
-    if (n > 0) stride[n - 1] = static_cast<cuuint64_t>(d.stride) * element;
+    if (n > 0) stride[n - 1] = d.size == 1 ? 16 : static_cast<cuuint64_t>(d.stride) * element;
     box[n] = static_cast<cuuint32_t>(d.box);
     step[n++] = 1;
   }

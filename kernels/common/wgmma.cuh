@@ -21,14 +21,24 @@ namespace rlk::cuda {
 inline constexpr int kKStep = 32;
 inline constexpr int kMnStep = 2048;
 
+// A descriptor is a constant high word over a low word that holds the address: stepping is a 32-bit
+// add to the low word, in units of 16 bytes.
+__device__ inline uint32_t k_major_low(uint32_t address) {
+  return (1u << 16) | ((address & 0x3ffff) >> 4);
+}
+__device__ inline uint32_t mn_major_low(uint32_t address, int panel_bytes = 8192) {
+  return (static_cast<uint32_t>(panel_bytes >> 4) << 16) | ((address & 0x3ffff) >> 4);
+}
+__device__ inline uint64_t descriptor(uint32_t low) {
+  constexpr uint64_t kHigh =
+      (1ull << 62) | (64ull << 32);  // 128-byte swizzle, atoms 1024 bytes apart
+  return kHigh | low;
+}
 __device__ inline uint64_t k_major_descriptor(uint32_t address) {
-  constexpr uint64_t kLayout =
-      (1ull << 62) | (64ull << 32) | (1ull << 16);  // SW128, 1024 B between atoms
-  return kLayout | ((address & 0x3ffff) >> 4);
+  return descriptor(k_major_low(address));
 }
 __device__ inline uint64_t mn_major_descriptor(uint32_t address, int panel_bytes = 8192) {
-  constexpr uint64_t kLayout = (1ull << 62) | (64ull << 32);
-  return kLayout | (static_cast<uint64_t>(panel_bytes >> 4) << 16) | ((address & 0x3ffff) >> 4);
+  return descriptor(mn_major_low(address, panel_bytes));
 }
 
 // Before the first wgmma, and whenever registers it reads or writes were touched since the last

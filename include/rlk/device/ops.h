@@ -34,6 +34,8 @@ using Graph = void*;   // cudaGraphExec_t
 //   row-parallel layer:    w slice-major,      ks = K/8, w_slice = N*ks, ldw = ks, slices = 8/TP
 // slices in {1,2,4,8}; ks % 16 == 0; N % 8 == 0; ldx, ldw, ldy % 8 == 0; pointers 16-byte aligned.
 // A chain is fp32 from +0, k ascending. Rounding: once, at the store (none for f32).
+// w_ready (speed alone): w was complete before anything still running on the stream began, as a rollout's weights are between two
+// updates; a device may then read it before the op ahead has ended.
 struct GemmArgs {
   const bf16* x;
   const bf16* w;
@@ -42,6 +44,7 @@ struct GemmArgs {
   int slices;
   int64_t ldx, w_slice, ldw, ldy;
   bool out_f32;
+  bool w_ready = false;
 };
 
 // gemm_dgrad: dx[t, g*gk + k] = tree over s of chain over n of dy[t, s*ns + n] * w_sg[n, k]

@@ -89,6 +89,9 @@ void graph_destroy(Graph graph) {
 Ops make_table() {
   Ops t{};
   t.backend = "cuda";
+  t.gemm = cuda::gemm;
+  t.gemm_dgrad = cuda::gemm_dgrad;
+  t.gemm_wgrad = cuda::gemm_wgrad;
   t.embedding = cuda::embedding;
   t.embedding_bwd = cuda::embedding_bwd;
   t.rms_norm = cuda::rms_norm;
