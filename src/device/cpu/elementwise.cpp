@@ -179,10 +179,19 @@ void sum_squares(Stream, const SumSquaresArgs& g) {
 
 void sha256_pieces(Stream, const Sha256Args& g) {
   require(g.piece > 0, "sha256_pieces", "piece", g.piece, "positive");
-  for_each_part((g.bytes + g.piece - 1) / g.piece, 1, [&](int64_t from, int64_t to) {
+  require_multiple(g.piece, 16, "sha256_pieces", "piece");
+  for_each_part(g.pieces, 1, [&](int64_t from, int64_t to) {
+    const Sha256Range* const end = g.ranges + g.n_ranges;
     for (int64_t i = from; i < to; ++i) {
-      const size_t bytes = static_cast<size_t>(std::min(g.piece, g.bytes - i * g.piece));
-      const Digest digest = sha256(static_cast<const unsigned char*>(g.data) + i * g.piece, bytes);
+      // The last range that starts at or before piece i.
+      const Sha256Range* range = std::upper_bound(g.ranges, end, i,
+                                                  [](int64_t piece, const Sha256Range& r) {
+                                                    return piece < r.first_piece;
+                                                  }) -
+                                 1;
+      const int64_t at = (i - range->first_piece) * g.piece;
+      const size_t bytes = static_cast<size_t>(std::min(g.piece, range->bytes - at));
+      const Digest digest = sha256(static_cast<const unsigned char*>(range->data) + at, bytes);
       std::memcpy(g.digest + i * 32, digest.data(), digest.size());
     }
   });
