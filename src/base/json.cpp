@@ -38,8 +38,8 @@ class CountingIterator {
 };
 
 // "file:line:column" of a byte offset; columns count characters, not bytes.
-std::string place(std::string_view text, size_t offset, const std::string& file) {
-  size_t line = 1, column = 1;
+std::string place(std::string_view text, size_t offset, const std::string& file, size_t line) {
+  size_t column = 1;
   for (size_t i = 0; i < offset && i < text.size(); ++i) {
     if (text[i] == '\n') {
       ++line;
@@ -72,8 +72,9 @@ std::string reason(std::string message) {
 // instead.
 class Builder final : public nlohmann::json_sax<Json> {
  public:
-  Builder(std::string_view text, const char* const* furthest, const std::string& file)
-      : text_(text), furthest_(furthest), file_(file) {}
+  Builder(std::string_view text, const char* const* furthest, const std::string& file,
+          size_t first_line)
+      : text_(text), furthest_(furthest), file_(file), first_line_(first_line) {}
 
   Json take() { return std::move(root_); }
 
@@ -114,7 +115,7 @@ class Builder final : public nlohmann::json_sax<Json> {
   size_t read_so_far() const { return static_cast<size_t>(*furthest_ - text_.data()); }
 
   [[noreturn]] void fail(size_t offset, const std::string& what) const {
-    throw InputError(place(text_, offset, file_), what);
+    throw InputError(place(text_, offset, file_, first_line_), what);
   }
 
   bool open(Json value) {
@@ -147,15 +148,16 @@ class Builder final : public nlohmann::json_sax<Json> {
   std::string_view text_;
   const char* const* furthest_;
   const std::string& file_;
+  size_t first_line_;
   std::vector<Level> levels_;
   Json root_;
 };
 
 }  // namespace
 
-Json parse_json(std::string_view text, const std::string& file) {
+Json parse_json(std::string_view text, const std::string& file, size_t first_line) {
   const char* furthest = text.data();
-  Builder builder(text, &furthest, file);
+  Builder builder(text, &furthest, file, first_line);
   Json::sax_parse(CountingIterator(text.data(), &furthest),
                   CountingIterator(text.data() + text.size(), &furthest), &builder);
   return builder.take();

@@ -38,9 +38,9 @@ std::vector<int32_t> ids_of(JsonReader& reader) {
 void tokenize_lines(const Tokenizer& tokenizer, bool decode, std::istream& in,
                     const std::string& source, std::ostream& out) {
   std::string line;
-  for (int64_t number = 1; std::getline(in, line); ++number) {
+  for (size_t number = 1; std::getline(in, line); ++number) {
     const std::string where = source + ":" + std::to_string(number);
-    const Json object = parse_json(line, where);
+    const Json object = parse_json(line, source, number);
     std::vector<Diagnostic> defects;
     JsonReader reader(object, where, "", defects);
     const std::string text = decode ? "" : text_of(reader);

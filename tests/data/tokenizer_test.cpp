@@ -206,7 +206,8 @@ TEST(Tokenize, ErrorsNameTheLine) {
   EXPECT_EQ(error_of_lines("{\"text\":\"a\"}\n{\"txt\":1}\n", false).find("in:2: "), 0u);
   EXPECT_EQ(error_of_lines("{\"ids\":[1,-1]}", true).find("in:1: ids"), 0u)
       << error_of_lines("{\"ids\":[1,-1]}", true);
-  EXPECT_EQ(error_of_lines("{\"text\":", false).find("in:1:1:"), 0u);
+  EXPECT_EQ(error_of_lines("{\"text\":\"\"}\n{\"text\":", false).find("in:2:9: "), 0u)
+      << error_of_lines("{\"text\":\"\"}\n{\"text\":", false);
 }
 
 }  // namespace
