@@ -1,0 +1,342 @@
+// Gates about the run itself: steps, ranks, kernels, graphs, rollout_weights, manifest.
+#include <algorithm>
+#include <set>
+
+#include "gate_functions.h"
+#include "rlk/base/sha256.h"
+#include "rlk/run/json_fields.h"
+#include "rlk/run/manifest_digest.h"
+
+namespace rlk {
+namespace {
+
+// ---- kernels ----------------------------------------------------------------------------------
+
+enum class Module { attention, ffn, logp, other };
+
+// An op of the Ops table that a step cannot do without. `everywhere`: on every rank, since each
+// runs the forward; other ops may have no work on some ranks of a small batch.
+struct RequiredOp {
+  const char* name;
+  Module module;
+  bool everywhere;
+};
+constexpr RequiredOp kRequiredOps[] = {{"embedding", Module::other, true},
+                                       {"rms_norm", Module::other, true},
+                                       {"gemm", Module::ffn, true},
+                                       {"qk_norm_rope", Module::other, true},
+                                       {"attention", Module::attention, true},
+                                       {"swiglu", Module::other, true},
+                                       {"logprob_stats", Module::logp, true},
+                                       {"logprob_merge", Module::logp, true},
+                                       {"sample", Module::other, false},
+                                       {"sample_merge", Module::other, false},
+                                       {"logprob_bwd", Module::logp, false},
+                                       {"gemm_dgrad", Module::ffn, false},
+                                       {"gemm_wgrad", Module::ffn, false},
+                                       {"swiglu_bwd", Module::other, false},
+                                       {"attention_delta", Module::other, false},
+                                       {"attention_bwd_dq", Module::attention, false},
+                                       {"attention_bwd_dkv", Module::attention, false},
+                                       {"qk_norm_rope_bwd", Module::other, false},
+                                       {"rms_norm_bwd", Module::other, false},
+                                       {"rms_norm_wgrad", Module::other, false},
+                                       {"embedding_bwd", Module::other, false},
+                                       {"adamw", Module::other, false}};
+
+// Does the mode make this op strict?
+bool must_be_strict(const RequiredOp& op, const Facts& facts) {
+  switch (op.module) {
+    case Module::attention:
+      return facts.strict_attention;
+    case Module::ffn:
+      return facts.strict_ffn;
+    case Module::logp:
+      return facts.strict_logp;
+    case Module::other:
+      break;
+  }
+  return facts.promises_equality();
+}
+
+struct KernelCounts {
+  uint64_t strict_ops = 0, calls = 0, fallbacks = 0;
+};
+
+void check_op(const RequiredOp& op, const std::vector<RankRecord>& ranks, KernelCounts* counts,
+              GateResult* result) {
+  uint64_t calls = 0;
+  for (const RankRecord& rank : ranks) {
+    const std::string where = std::string(op.name) + " on rank " + std::to_string(rank.rank);
+    const std::string path = RunReader::rank_record_path(rank.rank);
+    const auto found = rank.ops.find(op.name);
+    if (found == rank.ops.end()) return fail(result, where + " is not reported", path);
+    const OpReadback& readback = found->second;
+    if (!readback.strict)
+      fail(result, where + " ran " + readback.implementation + ", which is not strict", path);
+    if (readback.implementation != ranks.front().ops.at(op.name).implementation)
+      fail(result, where + " ran " + readback.implementation + ", rank 0 another", path);
+    if (op.everywhere && readback.calls == 0) fail(result, where + " never ran", path);
+    calls += readback.calls;
+  }
+  if (calls == 0) fail(result, std::string(op.name) + " never ran on any rank");
+  ++counts->strict_ops;
+  counts->calls += calls;
+}
+
+// ---- rollout weights ----------------------------------------------------------------------------
+
+// First tensor of an engine that is not the version's; "" when none is.
+std::string stale_tensor(const std::map<std::string, Digest>& engine,
+                         const VersionFingerprints& version) {
+  for (const auto& [name, t] : version.tensors) {
+    const auto found = engine.find(name);
+    if (found == engine.end()) return name + " is missing";
+    if (found->second != t.weight)
+      return name + " is " + hex(found->second) + ", version " + std::to_string(version.version) +
+             " has " + hex(t.weight);
+  }
+  for (const auto& [name, digest] : engine)
+    if (!version.tensors.contains(name)) return name + " belongs to no version";
+  return "";
+}
+
+// ---- manifest -----------------------------------------------------------------------------------
+
+constexpr const char* kManifestKeys[] = {
+    "schema",   "run_id",      "command", "profile",   "status",      "message",
+    "started",  "ended",       "backend", "mode",      "modules",     "steps",
+    "topology", "sampling",    "seeds",   "algorithm", "execution",   "model",
+    "data",     "source",      "build",   "hardware",  "environment", "commands",
+    "memory",   "plan_sha256", "exits",   "files",     "digest"};
+
+struct Nested {
+  const char* section;
+  std::initializer_list<const char*> keys;
+};
+const Nested kNestedKeys[] = {
+    {"topology", {"ranks", "tp", "cp", "rollout_tp", "rollout_cp", "engines"}},
+    {"sampling",
+     {"temperature", "top_p", "top_k", "max_response_len", "rollout_batch_size",
+      "samples_per_prompt"}},
+    {"seeds", {"seed", "rollout_seed"}},
+    {"algorithm",
+     {"name", "loss_aggregation", "eps_clip", "kl_coef", "kl_estimator", "std_normalization",
+      "global_batch_size", "super_batch_tokens", "lr", "weight_decay", "beta1", "beta2", "adam_eps",
+      "clip_grad"}},
+    {"model", {"root", "ref_load", "config", "files"}},
+    {"data", {"path", "sha256", "reward"}},
+    {"source", {"revision", "dirty"}},
+    {"build", {"compiler", "type", "flags", "cuda"}},
+    {"hardware", {"host", "kernel", "cpu", "cores", "memory_bytes", "gpus"}}};
+
+bool is_sha256(const Json& value) {
+  if (!value.is_string()) return false;
+  const auto& text = value.get_ref<const std::string&>();
+  return text.size() == 64 && text.find_first_not_of("0123456789abcdef") == std::string::npos;
+}
+
+std::string missing_key(const Json& m) {
+  for (const char* key : kManifestKeys)
+    if (!m.contains(key)) return key;
+  for (const Nested& nested : kNestedKeys)
+    for (const char* key : nested.keys)
+      if (!m[nested.section].is_object() || !m[nested.section].contains(key))
+        return std::string(nested.section) + "." + key;
+  return "";
+}
+
+void check_inputs(const Json& m, int ranks, GateResult* result) {
+  const Json& files = m["model"]["files"];
+  if (!files.is_object() || files.empty()) fail(result, "model.files is empty");
+  for (const auto& [name, digest] : files.items())
+    if (!is_sha256(digest)) fail(result, "model.files." + name + " is no SHA-256");
+  if (!is_sha256(m["data"]["sha256"])) fail(result, "data.sha256 is no SHA-256");
+  if (!m["commands"].is_array() || m["commands"].size() != static_cast<size_t>(ranks))
+    fail(result, "commands do not list every rank");
+}
+
+// The recorded hashes against the files, and the files against the recorded ones.
+void check_files(const RunReader& reader, const Json& recorded, GateResult* result) {
+  if (!recorded.is_object()) return fail(result, "files is no object");
+  std::set<std::string> listed;
+  for (const auto& [path, digest] : recorded.items()) listed.insert(path);
+  const std::vector<std::string> present = reader.evidence_files();
+  for (const std::string& path : present) {
+    if (listed.erase(path) == 0)
+      fail(result, path + " is not in the manifest", path);
+    else if (recorded[path] != hex(sha256_file(reader.dir() / path)))
+      fail(result, path + " is not what the manifest recorded", path);
+  }
+  for (const std::string& path : listed) fail(result, path + " is missing", path);
+  result->figures = {{"files", present.size()}};
+}
+
+}  // namespace
+
+void gate_steps(const Run& run, GateResult* result) {
+  const std::vector<Json> metrics = run.reader.metrics();
+  const int64_t steps = run.facts.steps;
+  for (size_t i = 0; i < metrics.size(); ++i) {
+    const auto step = json_field<int64_t>(metrics[i], "step", "metrics.jsonl");
+    const auto version = json_field<int64_t>(metrics[i], "weight_version", "metrics.jsonl");
+    if (step != static_cast<int64_t>(i) || version != step)
+      fail(result, "line " + std::to_string(i + 1) + " is step " + std::to_string(step) +
+                       " with weight version " + std::to_string(version));
+  }
+  if (static_cast<int64_t>(metrics.size()) != steps)
+    fail(result, std::to_string(metrics.size()) + " of " + std::to_string(steps) +
+                     " steps in metrics.jsonl");
+
+  std::set<std::string> expected = {RunReader::version_path(static_cast<uint64_t>(steps))};
+  for (int64_t s = 0; s < steps; ++s)
+    expected.insert({RunReader::sidecar_path(s), RunReader::texts_path(s),
+                     RunReader::version_path(static_cast<uint64_t>(s)),
+                     RunReader::rollout_weights_path(s)});
+  for (const std::string& path : run.reader.evidence_files()) {
+    if (path == "metrics.jsonl" || path.starts_with("evidence/")) continue;
+    if (expected.erase(path) == 0) fail(result, path + " belongs to no planned step", path);
+  }
+  for (const std::string& path : expected) fail(result, path + " is missing", path);
+  result->figures = {{"steps", metrics.size()}, {"planned", steps}};
+  if (result->verdict == Verdict::pass)
+    result->detail =
+        std::to_string(steps) + " steps, weight versions 0 to " + std::to_string(steps);
+}
+
+void gate_ranks(const Run& run, GateResult* result) {
+  if (std::filesystem::exists(run.reader.dir() / "failure.json"))
+    fail(result, "a rank recorded a failure", "failure.json");
+  if (run.facts.status != "finished")
+    fail(result,
+         "the run is " + run.facts.status +
+             (run.facts.message.empty() ? "" : ": " + run.facts.message),
+         "manifest.json");
+  std::set<int> exited;
+  for (const Json& e : json_field<Json>(run.reader.manifest(), "exits", "manifest.json")) {
+    const int rank = json_field<int>(e, "rank", "manifest.json"),
+              code = json_field<int>(e, "code", "manifest.json"),
+              signal = json_field<int>(e, "signal", "manifest.json");
+    exited.insert(rank);
+    if (signal != 0)
+      fail(result,
+           "rank " + std::to_string(rank) + " was killed by signal " + std::to_string(signal),
+           "manifest.json");
+    if (code != 0)
+      fail(result, "rank " + std::to_string(rank) + " exited with " + std::to_string(code),
+           "manifest.json");
+  }
+  for (int rank = 0; rank < run.facts.ranks; ++rank) {
+    const std::string name = "rank " + std::to_string(rank);
+    if (!exited.contains(rank)) fail(result, name + " has no recorded exit", "manifest.json");
+    const RankRecord record = run.reader.rank_record(rank);
+    if (record.steps != run.facts.steps)
+      fail(result,
+           name + " finished " + std::to_string(record.steps) + " of " +
+               std::to_string(run.facts.steps) + " steps",
+           RunReader::rank_record_path(rank));
+  }
+  result->figures = {{"ranks", run.facts.ranks}};
+  if (result->verdict == Verdict::pass)
+    result->detail = std::to_string(run.facts.ranks) + " ranks ended by themselves, exit code 0";
+}
+
+void gate_kernels(const Run& run, GateResult* result) {
+  std::vector<RankRecord> ranks;
+  for (int rank = 0; rank < run.facts.ranks; ++rank) ranks.push_back(run.reader.rank_record(rank));
+  KernelCounts counts;
+  for (const RequiredOp& op : kRequiredOps)
+    if (must_be_strict(op, run.facts)) check_op(op, ranks, &counts, result);
+  for (const RankRecord& rank : ranks) {
+    for (const auto& [name, op] : rank.ops) {
+      counts.fallbacks += op.fallbacks;
+      if (op.fallbacks > 0)
+        fail(result,
+             name + " on rank " + std::to_string(rank.rank) + " fell back " +
+                 std::to_string(op.fallbacks) + " times",
+             RunReader::rank_record_path(rank.rank));
+    }
+  }
+  if (counts.strict_ops == 0 && result->verdict == Verdict::pass) {
+    result->verdict = Verdict::not_applicable;
+    result->detail = "native mode makes no op strict";
+    return;
+  }
+  result->figures = {
+      {"strict_ops", counts.strict_ops}, {"calls", counts.calls}, {"fallbacks", counts.fallbacks}};
+  if (result->verdict == Verdict::pass)
+    result->detail = std::to_string(counts.strict_ops) + " strict ops, " +
+                     std::to_string(counts.calls) + " calls, no fallback";
+}
+
+void gate_graphs(const Run& run, GateResult* result) {
+  if (!run.facts.cuda) {
+    result->verdict = Verdict::not_applicable;
+    result->detail = "the CPU backend has no graphs";
+    return;
+  }
+  uint64_t replays = 0;
+  for (int rank = 0; rank < run.facts.ranks; ++rank) {
+    const std::string name = "rank " + std::to_string(rank),
+                      path = RunReader::rank_record_path(rank);
+    const std::optional<GraphReadback> graphs = run.reader.rank_record(rank).graphs;
+    if (!graphs || graphs->planned.empty()) {
+      fail(result, name + " planned no graph", path);
+      continue;
+    }
+    for (const int64_t size : graphs->planned)
+      if (std::find(graphs->captured.begin(), graphs->captured.end(), size) ==
+          graphs->captured.end())
+        fail(result, name + " captured no graph for batch size " + std::to_string(size), path);
+    if (graphs->replays == 0) fail(result, name + " replayed no graph", path);
+    replays += graphs->replays;
+  }
+  result->figures = {{"replays", replays}};
+  if (result->verdict == Verdict::pass)
+    result->detail = std::to_string(replays) + " replays, every planned size captured";
+}
+
+void gate_rollout_weights(const Run& run, GateResult* result) {
+  int64_t compared = 0;
+  for (int64_t step = 0; step < run.facts.steps; ++step) {
+    const std::string path = RunReader::rollout_weights_path(step);
+    const std::string prefix = "step " + std::to_string(step) + ": ";
+    const RolloutFingerprints rollout = run.reader.rollout_weights(step);
+    const VersionFingerprints version = run.reader.version(static_cast<uint64_t>(step));
+    if (rollout.version != version.version)
+      fail(result, prefix + "engines claim version " + std::to_string(rollout.version), path);
+    if (rollout.engines.size() != static_cast<size_t>(run.facts.engines))
+      fail(result,
+           prefix + std::to_string(rollout.engines.size()) + " of " +
+               std::to_string(run.facts.engines) + " engines reported",
+           path);
+    for (size_t e = 0; e < rollout.engines.size(); ++e) {
+      const std::string stale = stale_tensor(rollout.engines[e], version);
+      if (!stale.empty()) fail(result, prefix + "engine " + std::to_string(e) + ": " + stale, path);
+      compared += static_cast<int64_t>(rollout.engines[e].size());
+    }
+  }
+  result->figures = {{"fingerprints", compared}};
+  if (result->verdict == Verdict::pass)
+    result->detail =
+        std::to_string(compared) + " fingerprints of rollout weights equal the trained version's";
+}
+
+void gate_manifest(const Run& run, GateResult* result) {
+  const Json manifest = run.reader.manifest();
+  const std::string missing = missing_key(manifest);
+  if (!missing.empty()) return fail(result, "key " + missing + " is missing");
+  if (manifest["schema"] != "rlk.manifest.v1")
+    fail(result, "schema is " + manifest["schema"].dump());
+  if (manifest["digest"] != manifest_digest(manifest))
+    fail(result, "digest does not match: the manifest was edited");
+  if (manifest["plan_sha256"] != hex(sha256_file(run.reader.dir() / "plan.json")))
+    fail(result, "plan.json is not what the manifest recorded", "plan.json");
+  check_inputs(manifest, run.facts.ranks, result);
+  check_files(run.reader, manifest["files"], result);
+  if (result->verdict == Verdict::pass)
+    result->detail =
+        "complete; " + result->figures["files"].dump() + " files match their recorded hashes";
+}
+
+}  // namespace rlk
