@@ -172,22 +172,30 @@ class MergedTrace {
   std::vector<std::unique_ptr<TraceFile>> files_;
 };
 
-// First difference between two runs' records of one step, both in execution order.
+// What a record that one side alone has means.
+enum class Unpaired { difference, skipped };
+
+// First difference between two sides' records of one step, both in execution order.
 std::optional<TraceDifference> first_difference(const std::vector<TraceRecord>& a,
                                                 const std::vector<TraceRecord>& b,
                                                 const std::vector<std::string>& ops,
-                                                uint64_t* compared) {
-  size_t i = 0;
-  for (; i < a.size() && i < b.size(); ++i) {
-    const Order x = order_of(a[i]), y = order_of(b[i]);
-    if (x < y) return TraceDifference{Kind::only_in_a, a[i], ops[a[i].op], a[i].hash, 0};
-    if (y < x) return TraceDifference{Kind::only_in_b, b[i], ops[b[i].op], 0, b[i].hash};
-    if (a[i].hash != b[i].hash)
-      return TraceDifference{Kind::value, a[i], ops[a[i].op], a[i].hash, b[i].hash};
-    ++*compared;
+                                                Unpaired unpaired, uint64_t* compared) {
+  const auto difference = [&](Kind kind, const TraceRecord& at, uint64_t hash_a, uint64_t hash_b) {
+    return TraceDifference{kind, at, ops[at.op], hash_a, hash_b};
+  };
+  for (auto x = a.begin(), y = b.begin(); x != a.end() || y != b.end();) {
+    const bool x_first = y == b.end() || (x != a.end() && order_of(*x) < order_of(*y));
+    const bool y_first = !x_first && (x == a.end() || order_of(*y) < order_of(*x));
+    if ((x_first || y_first) && unpaired == Unpaired::difference)
+      return x_first ? difference(Kind::only_in_a, *x, x->hash, 0)
+                     : difference(Kind::only_in_b, *y, 0, y->hash);
+    if (!x_first && !y_first) {
+      if (x->hash != y->hash) return difference(Kind::value, *x, x->hash, y->hash);
+      ++*compared;
+    }
+    if (!y_first) ++x;
+    if (!x_first) ++y;
   }
-  if (i < a.size()) return TraceDifference{Kind::only_in_a, a[i], ops[a[i].op], a[i].hash, 0};
-  if (i < b.size()) return TraceDifference{Kind::only_in_b, b[i], ops[b[i].op], 0, b[i].hash};
   return std::nullopt;
 }
 
@@ -241,8 +249,35 @@ TraceComparison compare_traces(const std::filesystem::path& run_a,
     if (!step_a && !step_b) break;
     const uint32_t step = std::min(step_a.value_or(UINT32_MAX), step_b.value_or(UINT32_MAX));
     const auto replicas_a = a.take(step, &in_a), replicas_b = b.take(step, &in_b);
-    const auto values = first_difference(in_a, in_b, a.ops(), &result.compared);
+    const auto values =
+        first_difference(in_a, in_b, a.ops(), Unpaired::difference, &result.compared);
     result.first = earlier(earlier(replicas_a, replicas_b), values);
+  }
+  return result;
+}
+
+TraceComparison compare_trace_phases(const std::filesystem::path& run, TracePhase a, TracePhase b) {
+  MergedTrace trace(run, Kind::replicas_in_a);
+  TraceComparison result;
+  std::vector<TraceRecord> records, in_a, in_b;
+  while (!result.first) {
+    const std::optional<uint32_t> step = trace.next_step();
+    if (!step) break;
+    const auto replicas = trace.take(*step, &records);
+    in_a.clear();
+    in_b.clear();
+    for (TraceRecord r : records) {
+      if (r.phase == a) in_a.push_back(r);
+      if (r.phase != b) continue;
+      r.phase = a;  // so that a row has the same place on both sides
+      in_b.push_back(r);
+    }
+    result.first = earlier(
+        replicas, first_difference(in_a, in_b, trace.ops(), Unpaired::skipped, &result.compared));
+  }
+  if (result.compared == 0 && !result.first) {
+    throw InputError(run.string(), std::string("its trace has no row of both ") +
+                                       trace_phase_name(a) + " and " + trace_phase_name(b));
   }
   return result;
 }

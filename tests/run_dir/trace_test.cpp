@@ -168,6 +168,61 @@ TEST(Trace, MissingStepIsADifference) {
   EXPECT_NE(first_text(b).find("step 1"), std::string::npos);
 }
 
+namespace {
+
+// One run whose score phase repeats what its rollout computed, apart from `edit`.
+TraceComparison compare_phases(const std::function<void(std::vector<TraceRecord>&)>& edit) {
+  std::vector<TraceRecord> records;
+  for (const TraceRecord& r : all_records()) {
+    if (r.phase != TracePhase::rollout) continue;
+    records.push_back(r);
+    records.push_back(r);
+    records.back().phase = TracePhase::score;
+  }
+  edit(records);
+  TempDir dir;
+  write_trace(dir.path(), 4, records, 3);
+  return compare_trace_phases(dir.path());
+}
+
+}  // namespace
+
+TEST(TracePhases, EqualRowsOfRolloutAndScoreAreEqual) {
+  const TraceComparison result = compare_phases([](auto&) {});
+  EXPECT_FALSE(result.first.has_value()) << result.first->text();
+  EXPECT_EQ(result.compared, 2u * 2 * 4 * kLayers * 4);
+}
+
+TEST(TracePhases, RowsOfOnePhaseAloneAreSkipped) {
+  const TraceComparison result = compare_phases([](auto& records) {
+    std::erase_if(records, [](const TraceRecord& r) {
+      return r.phase == TracePhase::rollout && r.position == 3;
+    });
+  });
+  EXPECT_FALSE(result.first.has_value()) << result.first->text();
+  EXPECT_EQ(result.compared, 2u * 2 * 3 * kLayers * 4);
+}
+
+TEST(TracePhases, FirstDifferenceIsNamed) {
+  const TraceComparison result = compare_phases([](auto& records) {
+    for (TraceRecord& r : records)
+      if (r.phase == TracePhase::score && r.step == 1 && r.position >= 1 && r.layer == 2 &&
+          r.op >= kAttention)
+        r.hash ^= 8;
+  });
+  ASSERT_TRUE(result.first.has_value());
+  EXPECT_EQ(result.first->text().substr(0, result.first->text().find(": a")),
+            "step 1, rollout, layer 2, op attention, prompt 5, sample 0, position 1");
+}
+
+TEST(TracePhases, NothingToCompareIsRefused) {
+  EXPECT_THROW(compare_phases([](auto& records) {
+                 std::erase_if(records,
+                               [](const TraceRecord& r) { return r.phase == TracePhase::score; });
+               }),
+               InputError);
+}
+
 TEST(Trace, DamagedFilesAreRefusedByName) {
   TempDir dir;
   const auto expect_refused = [&](const char* what,

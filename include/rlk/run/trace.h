@@ -35,7 +35,8 @@ struct TraceRecord {
   uint16_t op = 0;     // index into the writer's names
   int16_t layer = -1;  // -1 before the first layer, L after the last
   uint16_t zero = 0;
-  uint32_t prompt = kNoSequence, sample = kNoSequence;
+  uint32_t prompt = kNoSequence,
+           sample = kNoSequence;  // a prompt's shared prefix: sample kNoSequence
   int32_t position = -1;
   uint64_t hash = 0;  // rlk::hash_bytes of the bytes
 };
@@ -60,7 +61,8 @@ class TraceWriter {
   std::vector<TraceRecord> buffer_;
 };
 
-// The first op whose output differs, or whose replicas differ within one run.
+// The first op whose output differs, or whose replicas differ within one run. "a" and "b" are the
+// two sides of the comparison.
 struct TraceDifference {
   enum class Kind { value, only_in_a, only_in_b, replicas_in_a, replicas_in_b } kind;
   TraceRecord at;  // where
@@ -71,13 +73,20 @@ struct TraceDifference {
 
 struct TraceComparison {
   std::optional<TraceDifference> first;  // in execution order
-  uint64_t compared = 0;                 // distinct records of the steps read
+  uint64_t compared = 0;                 // distinct records found equal
 };
 
-// Merges each run's ranks, sorts by execution order, drops replicas that agree, and compares step
-// by step until the first difference. InputError when a run has no trace, a file is damaged, or the
-// op tables differ.
+// `rlk debug A B`: merges each run's ranks, sorts by execution order, drops replicas that agree,
+// and compares step by step until the first difference. InputError when a run has no trace, a file
+// is damaged, or the op tables differ.
 TraceComparison compare_traces(const std::filesystem::path& run_a,
                                const std::filesystem::path& run_b);
+
+// `rlk debug A`: the same between two forward phases of one run, by default what the rollout engine
+// computed (a) against what the training engine scored (b). A record that one phase alone has is
+// skipped: phases may compute different rows.
+TraceComparison compare_trace_phases(const std::filesystem::path& run,
+                                     TracePhase a = TracePhase::rollout,
+                                     TracePhase b = TracePhase::score);
 
 }  // namespace rlk
