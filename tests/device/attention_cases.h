@@ -76,8 +76,7 @@ struct AttentionData {
 };
 
 // How K/V lie: pages of a size, over some shards, in an order that depends on the seed. What
-// belongs to no key is NaN on the CPU, which skips it, and the largest finite value elsewhere,
-// where a weight of zero may meet it.
+// belongs to no key is NaN: an op that multiplies a key past a row's last shows it.
 struct CacheLayout {
   int page_size = 128;
   int shards = 1;
@@ -105,11 +104,10 @@ class PagedCache {
     const int per_shard = (pages + layout.shards - 1) / layout.shards;
     std::vector<int32_t> table;
     for (const int page : order) table.push_back(page / per_shard << 24 | page % per_shard);
-    const bf16 stale = std::string(ops.backend) == "cpu" ? bf16{0x7fc0} : bf16{0x7f7f};
     const auto shard_elements = static_cast<size_t>(per_shard * view_.page_stride);
     for (const bool is_k : {true, false})
       for (int s = 0; s < layout.shards; ++s) {
-        std::vector<bf16> host(shard_elements, stale);
+        std::vector<bf16> host(shard_elements, bf16{0x7fc0});
         fill(data, table, s, is_k ? data.k : data.v, host);
         memory_.emplace_back(ops, host);
         (is_k ? view_.k : view_.v)[s] = memory_.back().data();

@@ -7,6 +7,7 @@
 
 #include "device/gemm_cases.h"
 #include "device/harness.h"
+#include "device/leaves.h"
 
 namespace rlk::test {
 namespace {
@@ -46,20 +47,6 @@ std::vector<T> run_layer(const Ops& ops, const Layer& layer, int first = 0, int 
   DeviceArray<T> y(ops, static_cast<size_t>(layer.c.T * layer.c.N));
   ops.gemm(nullptr, layer.args(x.data(), w.data(), y.data(), sizeof(T) == 4, first, slices));
   return y.host();
-}
-
-std::vector<float> join(const Ops& ops, const std::vector<std::vector<float>>& parts) {
-  std::vector<DeviceArray<float>> on_device;
-  TreeAddArgs args{};
-  for (const auto& part : parts) on_device.emplace_back(ops, part);
-  for (size_t i = 0; i < parts.size(); ++i) args.part[i] = on_device[i].data();
-  DeviceArray<float> out(ops, parts[0].size());
-  args.count = static_cast<int>(parts.size());
-  args.out = out.data();
-  args.n = static_cast<int64_t>(parts[0].size());
-  args.out_f32 = true;
-  ops.tree_add(nullptr, args);
-  return out.host();
 }
 
 TEST_P(Gemm, IsCloseToFp64) {

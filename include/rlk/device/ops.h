@@ -259,8 +259,7 @@ struct AttentionSegment {
 
 // attention: o = softmax(scale * q k^T) v over paged K/V, causal, grouped queries (H % KH == 0, H/KH <= 8).
 // q, o [T, H, Dh] bf16; head h reads KV head h / (H/KH). lse [T, H] f32 optional: M + log2(L) in exp2 units (R4).
-// segments is device-accessible; the max_* bounds are host values and choose kernels, never orders. What lies in the
-// cache beyond a sequence's last key must be finite (stale rows are; the CPU does not read it).
+// segments is device-accessible; the max_* bounds are host values and choose kernels, never orders.
 struct AttentionArgs {
   const bf16* q;
   KvCache cache;
