@@ -9,11 +9,16 @@
 
 namespace rlk::cuda {
 
+// What a failed collective left to say; empty while none failed. Set once by the world of CUDA ranks (src/comm/cuda), read
+// whenever the host meets the device: a failed wait lets its stream run on, so that the host can report it.
+inline std::string (*collective_failure)() = nullptr;
+
 inline void check(cudaError_t status, const char* call) {
   if (status == cudaSuccess) [[likely]]
     return;
+  const std::string note = collective_failure != nullptr ? collective_failure() : "";
   throw Error(std::string(call) + ": " + cudaGetErrorString(status) + " (" +
-              cudaGetErrorName(status) + ")");
+              cudaGetErrorName(status) + ")" + (note.empty() ? "" : "; " + note));
 }
 
 inline void check_launch(const char* op) { check(cudaGetLastError(), op); }

@@ -2,8 +2,8 @@
 // What all ranks of a run share: the arena every rank exports and the groups made over it.
 //
 // CPU (ShmWorld): one memfd, made by the launcher and inherited by every worker, holds control block, staging and one arena per
-// rank; so nothing has a name and nothing is left behind whatever ends the run. CUDA (IpcWorld, later) exports cudaMalloc'd
-// arenas. The control block's abort flag is raised by the first rank that fails, or by the launcher: all waits end.
+// rank; so nothing has a name and nothing is left behind whatever ends the run. CUDA (ipc_world_open) exports cudaMalloc'd
+// arenas and meets through flags in device memory. The control block's abort flag is raised by the first rank that fails, or by the launcher: all waits end.
 
 #include <chrono>
 #include <memory>
@@ -43,5 +43,13 @@ int shm_world_create(int ranks, size_t arena_bytes);
 void shm_world_abort(int fd, const std::string& reason);
 // Worker side. `timeout` bounds every wait.
 std::unique_ptr<World> shm_world_open(int fd, int rank, std::chrono::milliseconds timeout);
+
+// Worker side, CUDA ranks of one host (binaries built with RLK_CUDA): exports `arena_bytes` of the current device's memory and maps
+// every rank's. `host` carries the exchange and abort(), and must outlive the world. Collectives enqueue on their stream and
+// may be captured; `timeout` bounds their waits on the device. A wait that fails, or members in different collectives (kind,
+// bytes), is reported by the next Ops::synchronize, naming rank, group, collective, meeting and member; what was computed since
+// is void. Groups have 1, 2, 4 or 8 members. Destroy worlds and groups after a barrier.
+std::unique_ptr<World> ipc_world_open(World& host, size_t arena_bytes,
+                                      std::chrono::milliseconds timeout);
 
 }  // namespace rlk

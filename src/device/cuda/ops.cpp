@@ -42,6 +42,8 @@ void zero(Stream stream, void* memory, size_t bytes) {
 
 void synchronize(Stream stream) {
   check(cudaStreamSynchronize(stream_of(stream)), "cudaStreamSynchronize");
+  if (cuda::collective_failure == nullptr) return;
+  if (const std::string failure = cuda::collective_failure(); !failure.empty()) throw Error(failure);
 }
 
 Stream stream_create() {
