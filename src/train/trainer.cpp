@@ -389,7 +389,7 @@ UpdateResult Trainer::update(std::vector<Sample>& samples, int first, int count,
       if (row < 0) continue;
       const int i = plan.first + p.rows->seq[row];
       const int token = p.rows->position[row] + 1 - samples[i].prompt_len;
-      g[j] = static_cast<float>(
+      g[j] = -static_cast<float>(
           token_gradient ? token_gradient(i, token, logp[j])
                          : token_weight(samples, first, count, i, options_.grpo) *
                                token_loss(samples[i], token, logp[j], options_.grpo).derivative);

@@ -368,7 +368,7 @@ struct LogprobBwdArgs {
   const uint32_t* threshold;
   const int32_t* target;
   const float* lse;
-  const float* g;  // [T] dLoss/dlogp
+  const float* g;  // [T] dLoss/dNLL with NLL = -logp
   bf16* dlogits;
 };
 

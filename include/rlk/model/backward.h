@@ -38,7 +38,7 @@ int64_t backward_scratch_bytes(const Context&, int64_t T, int64_t S, int slices,
 BackwardScratch backward_scratch_at(void* base, const Context&, int64_t T, int64_t S, int slices,
                                     int leaves, const AttentionBwdArgs& bounds);
 
-// Head: from g [R] = dLoss/dlogp to the gradient of the final residual stream scattered into scratch.dres [T, D] (rows index[R],
+// Head: from g [R] = dLoss/dNLL (NLL = -logp) to the gradient of the final residual stream scattered into scratch.dres [T, D] (rows index[R],
 // others zero), the head's weight gradient into dw_head and the final norm's into dw_norm. Rows are in `leaves` order.
 void backward_head(const Context&, const WeightsView&, const int32_t* index, const int32_t* target,
                    const float* g, int64_t R, int64_t T, const Leaves& leaves, const RowSampling&,
