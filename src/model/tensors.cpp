@@ -127,6 +127,11 @@ int64_t ArenaLayout::offset(Storage storage, int layer) const {
   return layer_begin(layer) + layer_[static_cast<int>(storage)];
 }
 
+int64_t ArenaLayout::outer_offset(Storage storage) const {
+  const int64_t at = offset(storage, -1);
+  return at < first_layer_ ? at : at - config_.L * layer_elements_;
+}
+
 int64_t ArenaLayout::offset(const TensorSpec& tensor, int local) const {
   const int64_t slice = tensor.cut == Cut::none ? 0 : local;
   return offset(tensor.storage, tensor.layer) +

@@ -194,12 +194,16 @@ std::vector<GenerateResult> RolloutEngine::generate(const WeightsView& view,
                                                     uint64_t rollout_seed, uint64_t step,
                                                     const OnToken& on_token) {
   std::vector<Request> queue;
-  for (const GenerateRequest& r : requests) queue.push_back({r.prompt_index, r.prompt, r.max_new});
+  int64_t longest = 0;
+  for (const GenerateRequest& r : requests) {
+    queue.push_back({r.prompt_index, r.prompt, r.max_new});
+    longest = std::max(longest, static_cast<int64_t>(r.prompt.size()) + r.max_new);
+  }
   Scheduler scheduler({.cp = cp_->size(), .page_size = options_.page_size,
                        .pages_per_shard = options_.pages_per_rank,
                        .max_running = options_.max_running,
                        .max_batch_tokens = options_.max_batch_tokens,
-                       .max_context = options_.max_context},
+                       .max_context = std::min(longest, options_.max_context)},
                       std::move(queue));
   max_pages_ = scheduler.max_pages();
   std::vector<GenerateResult> results(requests.size());

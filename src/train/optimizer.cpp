@@ -74,7 +74,8 @@ Optimizer::Optimizer(const Context& ctx, Weights& weights, World& world, const T
 }
 
 void Optimizer::reduce(Storage storage, int layer, const float* partial, bool accumulate) {
-  const int64_t block = layer < 0 ? 0 : layout_.layer_begin(layer);
+  const int64_t block = layer < 0 ? layout_.offset(storage, -1) - layout_.outer_offset(storage)
+                                  : layout_.layer_begin(layer);
   for (const OwnedUnit& o : owned_) {
     const TensorSpec& tensor = weights_.tensors()[o.unit.tensor];
     if (tensor.storage != storage || tensor.layer != layer) continue;

@@ -86,7 +86,7 @@ Trainer::Trainer(const Context& ctx, Weights& weights, World& world, const Train
       upload_(*ctx.ffn) {
   for (float*& grads : layer_grads_)
     grads = static_cast<float*>(world.arena_alloc(grad_layout_.layer_elements() * sizeof(float)));
-  global_grads_ = static_cast<float*>(world.arena_alloc(grad_layout_.elements() * sizeof(float)));
+  global_grads_ = static_cast<float*>(world.arena_alloc(grad_layout_.outer_elements() * sizeof(float)));
   optimizer_ = std::make_unique<Optimizer>(ctx_, weights_, world, options_.topology, *cp_);
 }
 
@@ -314,7 +314,7 @@ void Trainer::backward(Pass& p, const WeightsView& view, const std::vector<float
       backward_.ensure(backward_scratch_bytes(ctx_, T, p.cp.S, n, leaves.count, bounds));
   BackwardScratch b = backward_scratch_at(memory, ctx_, T, p.cp.S, n, leaves.count, bounds);
 
-  auto global = [&](Storage s) { return global_grads_ + grad_layout_.offset(s, -1); };
+  auto global = [&](Storage s) { return global_grads_ + grad_layout_.outer_offset(s); };
   const int64_t vocabulary_bytes =
       n * storage_slice_elements(m, Storage::embed) * static_cast<int64_t>(sizeof(float));
   if (p.R > 0) {

@@ -57,6 +57,9 @@ class ArenaLayout {
   int64_t elements() const { return elements_; }
   int64_t layer_begin(int layer) const { return first_layer_ + layer * layer_elements_; }
   int64_t layer_elements() const { return layer_elements_; }
+  // The same for a block that holds only what lies outside the layers (gradients).
+  int64_t outer_offset(Storage) const;
+  int64_t outer_elements() const { return elements_ - config_.L * layer_elements_; }
   int slices() const { return slices_; }
 
  private:

@@ -25,10 +25,6 @@ class Trace {
   virtual void record(const char* op, int layer, const void* data, int64_t slice_bytes,
                       int first_slice, int slices) = 0;
 
-  // One value of no row, such as a weight gradient: bytes of (op, tensor, slice).
-  virtual void record_tensor(const char* op, int tensor, int slice, int64_t piece, const void* data,
-                             int64_t bytes) = 0;
-
  protected:
   const std::vector<TraceRow>& rows() const { return rows_; }
 
