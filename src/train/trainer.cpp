@@ -399,11 +399,13 @@ UpdateResult Trainer::update(std::vector<Sample>& samples, int first, int count,
     backward(p, view, g, &plan != &plans.front());
     result.backward_s += seconds_since(start);
   }
-  const auto start = std::chrono::steady_clock::now();
+  auto start = std::chrono::steady_clock::now();
   result.gradient_norm = optimizer_->gradient_norm();
   optimizer_->step(options_.adamw, t, result.gradient_norm);
-  weights_.sync(*ctx_.ffn, ctx_.stream);
   result.optimizer_s = seconds_since(start);
+  start = std::chrono::steady_clock::now();
+  weights_.sync(*ctx_.ffn, ctx_.stream);
+  result.sync_s = seconds_since(start);
   return result;
 }
 

@@ -537,6 +537,8 @@ struct Ops {
 
 // threads: worker threads of this process; the bits do not depend on it.
 const Ops& cpu_ops(int threads);
+// Native mode's entries (src/device/cpu/native.cpp), the strict ones elsewhere.
+const Ops& cpu_native_ops(int threads);
 const Ops& cuda_ops(int device);  // only where the binary was built with RLK_CUDA
 
 }  // namespace rlk

@@ -32,7 +32,7 @@ struct TrainerOptions {
 
 struct UpdateResult {
   double gradient_norm = 0;
-  double forward_s = 0, backward_s = 0, optimizer_s = 0;
+  double forward_s = 0, backward_s = 0, optimizer_s = 0, sync_s = 0;
 };
 
 class Trainer {

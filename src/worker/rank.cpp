@@ -1,0 +1,113 @@
+#include "rank.h"
+
+#include <numeric>
+
+#include "op_trace.h"
+#include "rlk/base/error.h"
+#include "rlk/device/counted.h"
+
+namespace rlk {
+namespace {
+
+std::vector<int> all_ranks(int size) {
+  std::vector<int> ranks(size);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+std::vector<float> device_rope(const Plan& plan) {
+  return rope_table(plan.model, plan.model.max_position);
+}
+
+void load(Weights& weights, const Ops& ops, const std::filesystem::path& dir, const ModelConfig& m) {
+  const Checkpoint checkpoint(dir, m);
+  weights.load(ops, [&](const TensorSpec& t, int64_t row, int64_t rows, int64_t col, int64_t cols,
+                        bf16* to) {
+    if (t.vector)  // checkpoints see a vector as a column
+      checkpoint.read(t.name, col, cols, 0, 1, to);
+    else
+      checkpoint.read(t.name, row, rows, col, cols, to);
+  });
+}
+
+PromptOptions prompt_options(const Plan& plan) {
+  PromptOptions options;
+  options.prompt_key = plan.task.prompt_key;
+  options.label_key = plan.task.label_key;
+  options.chat_template = plan.task.chat_template;
+  options.max_tokens = plan.model.max_position - 1;
+  options.sha256 = plan.task.data_sha256;
+  return options;
+}
+
+TrainerOptions trainer_options(const Plan& plan) {
+  const Options& o = plan.options;
+  TrainerOptions t{};
+  t.topology = o.topology;
+  t.grpo = {.eps_clip = o.eps_clip, .kl_coef = o.kl_coef, .kl_estimator = o.kl_estimator,
+            .token_mean = o.token_mean, .std_normalization = o.std_normalization};
+  t.adamw = {.lr = o.lr, .beta1 = o.beta1, .beta2 = o.beta2, .eps = o.adam_eps,
+             .weight_decay = o.weight_decay, .clip_grad = o.clip_grad};
+  t.temperature = o.temperature;
+  t.top_p = o.top_p;
+  t.top_k = o.top_k;
+  t.super_batch_tokens = plan.super_batch_tokens;
+  t.max_tokens = o.max_tokens_per_gpu;
+  t.page_size = plan.page_size;
+  t.recompute = false;
+  return t;
+}
+
+RolloutOptions rollout_options(const Plan& plan) {
+  RolloutOptions r{};
+  r.topology = plan.options.topology;
+  r.page_size = plan.page_size;
+  r.pages_per_rank = plan.kv_pages;
+  r.max_running = plan.max_running;
+  r.max_batch_tokens = plan.options.max_tokens_per_gpu;
+  r.max_context = plan.model.max_position;
+  r.stop = plan.model.eos;
+  return r;
+}
+
+}  // namespace
+
+OpTables make_op_tables(const Plan& plan, int) {
+  const Options& o = plan.options;
+  const Ops* strict = &counted(cpu_ops(o.threads), OpsKind::strict);
+  if (o.strict_attention && o.strict_ffn && o.strict_logp) return {strict, strict, strict, strict};
+  const Ops* native = &counted(cpu_native_ops(o.threads), OpsKind::native);
+  return {strict, o.strict_attention ? strict : native, o.strict_ffn ? strict : native,
+          o.strict_logp ? strict : native};
+}
+
+Rank::Rank(const Plan& p, std::unique_ptr<World> world)
+    : plan(p),
+      world_(std::move(world)),
+      everyone(world_->group(all_ranks(world_->size()), "all")),
+      ops(make_op_tables(plan, world_->rank())),
+      tokenizer(plan.model_root / "tokenizer.json"),
+      prompts(plan.prompt_data, prompt_options(plan), tokenizer),
+      rope(device_rope(plan)),
+      train_tp(world_->group(topology().tp_group(index()), "tp")),
+      rollout_tp(world_->group(topology().rollout_tp_group(index()), "rollout tp")),
+      weights(plan.model, *world_, topology(), true) {
+  load(weights, *ops.strict, plan.model_root, plan.model);
+  if (plan.options.kl_coef > 0) {
+    reference = std::make_unique<Weights>(plan.model, *world_, topology(), false);
+    load(*reference, *ops.strict, plan.ref_load.empty() ? plan.model_root : plan.ref_load,
+         plan.model);
+  }
+  if (plan.options.trace_ops) trace = std::make_unique<OpTrace>(plan.run_dir, index(), *ops.strict);
+  train_context = {.attention = ops.attention, .ffn = ops.ffn, .logp = ops.logp,
+                   .stream = nullptr, .tp = train_tp.get(), .config = plan.model,
+                   .rope = rope.data(), .trace = trace.get()};
+  rollout_context = train_context;
+  rollout_context.tp = rollout_tp.get();
+  trainer = std::make_unique<Trainer>(train_context, weights, *world_, trainer_options(plan));
+  engine = std::make_unique<RolloutEngine>(rollout_context, *world_, rollout_options(plan));
+}
+
+Rank::~Rank() = default;
+
+}  // namespace rlk
