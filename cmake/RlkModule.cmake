@@ -18,7 +18,7 @@ set(RLK_CUDA_NUMERIC_FLAGS --fmad=false)  # a multiply and an add fuse only wher
 add_library(rlk_flags INTERFACE)
 target_include_directories(rlk_flags INTERFACE ${CMAKE_SOURCE_DIR}/include)
 target_compile_options(rlk_flags INTERFACE
-  "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wshadow;-Werror;${RLK_NUMERIC_FLAGS}>")
+  "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wshadow;-Wno-missing-field-initializers;-Werror;${RLK_NUMERIC_FLAGS}>")
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")  # false positives in "x" + std::string (GCC bug 105651)
   target_compile_options(rlk_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
 endif()

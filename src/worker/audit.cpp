@@ -5,6 +5,7 @@
 #include <map>
 #include <tuple>
 
+#include "rlk/model/memory.h"
 #include "rlk/run/fingerprint.h"
 
 namespace rlk {
@@ -57,10 +58,18 @@ std::vector<std::vector<Digest>> gather_digests(
   DeviceBuffer memory(ops);
   auto* mine = static_cast<uint8_t*>(memory.ensure((size + 1) * longest * 32));
   const std::vector<Piece> pieces = pieces_of(rank.index());
-  for (size_t i = 0; i < pieces.size(); ++i)
-    ops.sha256_pieces(nullptr, {.data = data(pieces[i], static_cast<int64_t>(i)),
-                                .bytes = pieces[i].count * element, .piece = kFingerprintPiece,
-                                .digest = mine + i * 32});
+  std::vector<Sha256Range> ranges;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const auto index = static_cast<int64_t>(i);
+    ranges.push_back({data(pieces[i], index), pieces[i].count * element, index});
+  }
+  Upload upload(ops);
+  const int64_t at = upload.add(ranges);
+  upload.commit(nullptr);
+  ops.sha256_pieces(nullptr, {.ranges = upload.at<Sha256Range>(at),
+                              .n_ranges = static_cast<int32_t>(ranges.size()),
+                              .pieces = static_cast<int64_t>(ranges.size()),
+                              .piece = kFingerprintPiece, .digest = mine});
   rank.everyone->all_gather(nullptr, mine, mine + longest * 32, static_cast<size_t>(longest) * 32);
   std::vector<std::vector<Digest>> all;
   for (int r = 0; r < size; ++r) {

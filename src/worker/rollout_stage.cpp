@@ -38,7 +38,7 @@ const int32_t* unpack(const int32_t* in, std::vector<Sample>& samples) {
 }
 
 // Every rank's words, in rank order.
-std::vector<int32_t> exchange(Rank& rank, const std::vector<int32_t>& mine) {
+std::vector<int32_t> share_words(Rank& rank, const std::vector<int32_t>& mine) {
   const int size = rank.everyone->size();
   const Ops& ops = *rank.ops.strict;
   DeviceBuffer memory(ops);
@@ -95,7 +95,7 @@ Trajectory rollout_stage(Rank& rank, int64_t step, uint64_t version,
   const bool speaks = rank.index() == t.engine_group(rank.index()).front();
   for (size_t i = 0; speaks && i < results.size(); ++i)
     pack(words, static_cast<int32_t>(begin + static_cast<int64_t>(i)), results[i]);
-  const std::vector<int32_t> all = exchange(rank, words);
+  const std::vector<int32_t> all = share_words(rank, words);
   for (const int32_t* in = all.data(); in != all.data() + all.size();)
     in = unpack(in, trajectory.samples);
   return trajectory;
