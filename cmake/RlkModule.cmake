@@ -29,6 +29,9 @@ if(RLK_SANITIZE)
     $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${RLK_SANITIZE} -fno-omit-frame-pointer -g>)
   target_link_options(rlk_flags INTERFACE -fsanitize=${RLK_SANITIZE})
 endif()
+if(RLK_FUZZ)
+  target_compile_options(rlk_flags INTERFACE -fsanitize=fuzzer-no-link)
+endif()
 
 # rlk_module(<folder> [DEPS target...]): every .cpp of the current folder as the library rlk_<folder>. Sources under a cuda/
 # folder belong to the CUDA backend.

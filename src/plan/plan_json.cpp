@@ -240,7 +240,9 @@ void read_memory(JsonReader json, Plan& plan) {
 }  // namespace
 
 std::vector<std::string> worker_argv(const Plan& plan, int rank) {
-  return {"rlk", "worker", "--run-dir", plan.run_dir.string(), "--rank", std::to_string(rank)};
+  return {"rlk",    "worker",
+          "--plan", (plan.run_dir / "plan.json").string(),
+          "--rank", std::to_string(rank)};
 }
 
 std::map<std::string, std::string> worker_environment(const Plan& plan, int) {

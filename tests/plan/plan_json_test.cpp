@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <sstream>
 
 #include "plan/plan_fixture.h"
 #include "rlk/base/file.h"
@@ -29,7 +30,16 @@ std::string portable(std::string text) {
 void expect_golden(const std::string& name, const std::string& text) {
   const std::string path = std::string(RLK_SOURCE_DIR "/tests/plan/golden/") + name;
   if (std::getenv("RLK_UPDATE_GOLDEN") != nullptr) write_file_atomic(path, text);
-  EXPECT_EQ(text, read_file(path)) << path << " (RLK_UPDATE_GOLDEN=1 rewrites it)";
+  std::istringstream got(text), expected(read_file(path));
+  std::string a, b;
+  for (int line = 1;; ++line) {
+    const bool more_a = static_cast<bool>(std::getline(got, a)),
+               more_b = static_cast<bool>(std::getline(expected, b));
+    if (!more_a && !more_b) return;
+    ASSERT_TRUE(more_a && more_b && a == b)
+        << path << ":" << line << "\n  is now:  " << a << "\n  was:     " << b
+        << "\nRLK_UPDATE_GOLDEN=1 rewrites the file";
+  }
 }
 
 }  // namespace

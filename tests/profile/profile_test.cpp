@@ -115,6 +115,17 @@ TEST(Profile, ControlBytesOfAKeyDoNotReachTheTerminal) {
   EXPECT_NE(defects(profile).find("\\x1b[2J: unknown key"), std::string::npos);
 }
 
+TEST(Profile, EveryProfileInTheTreeIsTaken) {
+  int profiles = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(RLK_SOURCE_DIR "/profiles")) {
+    if (entry.path().extension() != ".json") continue;
+    EXPECT_NO_THROW(read_profile(entry.path())) << entry.path();
+    ++profiles;
+  }
+  EXPECT_GT(profiles, 0);
+  EXPECT_NO_THROW(read_profile(RLK_SOURCE_DIR "/rlk.example-profile.json"));
+}
+
 TEST(OptionTable, NamesAndAliasesAreUnique) {
   std::vector<std::string> names;
   for (const OptionSpec& spec : option_table()) {

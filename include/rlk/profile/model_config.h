@@ -1,5 +1,6 @@
 #pragma once
-// config.json of a Qwen3 dense model -> ModelConfig. Pure; bad input throws InputError with every defect.
+// config.json of a Qwen3 dense model -> ModelConfig. Pure; bad input throws InputError with every
+// defect.
 
 #include <cstdint>
 #include <filesystem>
@@ -9,7 +10,7 @@
 namespace rlk {
 
 struct ModelConfig {
-  int64_t vocab = 0;         // V, real
+  int64_t vocab = 0;  // V, real
   int64_t D = 0, F = 0, L = 0, H = 0, KH = 0, Dh = 0;
   int64_t max_position = 0;
   float rms_eps = 1e-6f;
@@ -29,9 +30,10 @@ struct ModelConfig {
   int64_t vocab_slice() const { return padded_vocab() / 8; }
 };
 
-// Reads DIR/config.json and, where present, DIR/generation_config.json. Refuses: model_type other than qwen3, KV heads not
-// divisible by 8, H % KH, H/KH > 8, attention_bias, sliding windows, rope scaling, hidden_act other than silu, odd Dh, slices
-// that are not multiples of 16, missing or mistyped keys: each by name.
+// Reads DIR/config.json and, where present, DIR/generation_config.json. Refuses: model_type other
+// than qwen3, KV heads not divisible by 8, H % KH, H/KH > 8, attention_bias, sliding windows, rope
+// scaling, hidden_act other than silu, odd Dh, slices that are not multiples of 16, missing or
+// mistyped keys: each by name.
 ModelConfig read_model_config(const std::filesystem::path& model_dir);
 
 }  // namespace rlk

@@ -14,6 +14,7 @@ struct OptionSpec {
   std::string alias;  // a second accepted name, or empty
   std::string value;  // "N", "FILE", "on|off"; empty for a flag
   std::string help;   // one line, with the default
+  std::string group;  // heading in the help text
   bool in_profile;    // may stand in `defaults` and `verify`
 };
 

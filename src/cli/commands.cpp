@@ -1,0 +1,21 @@
+#include "commands.h"
+
+#include "rlk/worker/worker.h"
+
+namespace rlk {
+
+const std::vector<CommandRow>& command_table() {
+  static const std::vector<CommandRow> table = {
+      {"verify", "two real optimizer steps and every gate, then the seal", verify_command},
+      {"run", "long training, validated and sealed at its end", run_command},
+      {"plan", "the fully expanded plan; nothing is started", plan_command},
+      {"validate", "run the gates on a run directory again", validate_run_command},
+      {"compare", "first difference between two runs' trajectories", compare_command},
+      {"debug", "first op whose output differs between two traced runs", debug_command},
+      {"tokenize", "text to token ids and back, JSON lines", tokenize_command},
+      {"worker", nullptr, worker_main},
+  };
+  return table;
+}
+
+}  // namespace rlk

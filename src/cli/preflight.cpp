@@ -1,0 +1,51 @@
+#include "preflight.h"
+
+#include <optional>
+
+#include "rlk/data/checkpoint.h"
+#include "rlk/data/prompts.h"
+
+namespace rlk {
+namespace {
+
+template <class Read>
+void collect(std::vector<Diagnostic>& defects, Read read) {
+  try {
+    read();
+  } catch (const InputError& error) {
+    defects.insert(defects.end(), error.diagnostics().begin(), error.diagnostics().end());
+  }
+}
+
+void check_prompts(const Plan& plan, const Tokenizer& tokenizer) {
+  PromptOptions options;
+  options.prompt_key = plan.task.prompt_key;
+  options.label_key = plan.task.label_key;
+  options.chat_template = plan.task.chat_template;
+  options.max_tokens =
+      plan.model.max_position - 1;  // room for one token; longer ones end truncated
+  options.sha256 = plan.task.data_sha256;
+  const PromptSet prompts(plan.prompt_data, options, tokenizer);
+  if (prompts.rows() < plan.options.rollout_batch_size)
+    throw InputError(plan.prompt_data.string(), std::to_string(prompts.rows()) + " prompts",
+                     "a step takes " + std::to_string(plan.options.rollout_batch_size) +
+                         " (--rollout-batch-size)");
+}
+
+}  // namespace
+
+void check_inputs(const Plan& plan) {
+  std::vector<Diagnostic> defects;
+  std::optional<Tokenizer> tokenizer;
+  collect(defects, [&] { tokenizer.emplace(plan.model_root / "tokenizer.json"); });
+  if (tokenizer && tokenizer->size() > plan.model.vocab)
+    defects.push_back({(plan.model_root / "tokenizer.json").string(),
+                       "has token id " + std::to_string(tokenizer->size() - 1),
+                       "the model's vocabulary ends at " + std::to_string(plan.model.vocab - 1)});
+  if (tokenizer) collect(defects, [&] { check_prompts(plan, *tokenizer); });
+  collect(defects, [&] { Checkpoint(plan.model_root, plan.model); });
+  if (!plan.ref_load.empty()) collect(defects, [&] { Checkpoint(plan.ref_load, plan.model); });
+  if (!defects.empty()) throw InputError(std::move(defects));
+}
+
+}  // namespace rlk

@@ -1,0 +1,180 @@
+// The command line as a user meets it: the real binary, its exit codes and its messages.
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "cli/run_rlk.h"
+#include "rlk/base/json.h"
+#include "rlk/plan/plan.h"
+
+namespace {
+
+using namespace rlk;
+using test::Call;
+using test::Finished;
+using test::run_rlk;
+using test::TempDir;
+namespace fs = std::filesystem;
+
+const std::string kTiny = RLK_SOURCE_DIR "/profiles/tiny.json";
+
+void expect_usage_error(const Call& call, const std::vector<std::string>& parts) {
+  const Finished f = run_rlk(call);
+  EXPECT_EQ(f.code, 2) << f.err;
+  EXPECT_EQ(f.out, "");
+  for (const std::string& part : parts)
+    EXPECT_NE(f.err.find(part), std::string::npos) << part << " not in:\n" << f.err;
+}
+
+// The tiny profile under another name, with its own paths.
+std::string profile_named(const fs::path& folder, const std::string& file,
+                          const std::string& name) {
+  Json profile = Json::parse(read_file(kTiny));
+  profile["name"] = name;
+  for (const char* key : {"model_root", "prompt_data"})
+    profile["paths"][key] = RLK_SOURCE_DIR "/profiles/" + profile["paths"][key].get<std::string>();
+  fs::create_directories(folder);
+  std::ofstream(folder / file) << profile.dump();
+  return (folder / file).string();
+}
+
+std::string profile_of_plan(const Call& call) {
+  const Finished f = run_rlk(call);
+  EXPECT_EQ(f.code, 0) << f.err;
+  return f.code == 0 ? Json::parse(f.out)["profile"].get<std::string>() : "";
+}
+
+}  // namespace
+
+TEST(Cli, HelpAndVersionSucceed) {
+  for (const std::vector<std::string>& args : {std::vector<std::string>{"--help"},
+                                               {"help"},
+                                               {"help", "verify"},
+                                               {"plan", "--help"},
+                                               {"compare", "-h"}}) {
+    const Finished f = run_rlk({args});
+    EXPECT_EQ(f.code, 0);
+    EXPECT_NE(f.out, "");
+    EXPECT_EQ(f.err, "");
+  }
+  EXPECT_NE(run_rlk({{"help", "run"}}).out.find("--rollout-tp"), std::string::npos);
+  const Finished version = run_rlk({{"--version"}});
+  for (const char* part : {"rlk 0.", "revision", "compiler", "-ffp-contract=off"})
+    EXPECT_NE(version.out.find(part), std::string::npos) << part << " not in:\n" << version.out;
+}
+
+TEST(Cli, NoCommandAndUnknownCommandsAreUsageErrors) {
+  EXPECT_EQ(run_rlk({{}}).code, 2);
+  expect_usage_error({{"verfy"}}, {"rlk verfy: no such command; the nearest one is verify"});
+  expect_usage_error({{"help", "nothing-like-it"}}, {"no such command; rlk --help lists them"});
+  expect_usage_error({{"\x1b[31m"}}, {"\\x1b[31m"});
+}
+
+TEST(Cli, AllErrorsOfACommandLineAreReportedAtOnce) {
+  expect_usage_error(
+      {{"verify", "--tp", "3", "--temprature", "1", "stray", "--top-p=2", "--run-id", "../x",
+        "--lr"},
+       {{"RLK_TOP_K", "0"}}},
+      {"rlk: --tp 3: must be 1, 2, 4 or 8 on this profile\n",
+       "rlk: --temprature: unknown option; the nearest one is --temperature\n",
+       "rlk: \"stray\": unexpected argument\n", "rlk: --top-p 2: must be",
+       "rlk: --run-id ../x: must be", "rlk: --lr: needs a value\n", "rlk: RLK_TOP_K=0: must be"});
+}
+
+TEST(Cli, NegativeValuesAndAliasesAreTaken) {
+  const Finished f = run_rlk(
+      {{"plan", "verify", "--top-k", "-1", "--tp-size", "8", "--rollouts=3", "--format", "json"}});
+  ASSERT_EQ(f.code, 0) << f.err;
+  const Json plan = Json::parse(f.out);
+  EXPECT_EQ(plan["topology"]["tp"], 8);
+  EXPECT_EQ(plan["topology"]["cp"], 1);
+  EXPECT_EQ(plan["steps"], 3);
+}
+
+TEST(Cli, PlanStartsNothingAndIsByteStable) {
+  TempDir dir;
+  const Call text{{"plan", "verify", "--output-root", (dir.path() / "runs").string()}};
+  const Finished a = run_rlk(text), b = run_rlk(text);
+  EXPECT_EQ(a.code, 0) << a.err;
+  EXPECT_EQ(a.out, b.out);
+  EXPECT_NE(a.out.find("verify-<UTC>-<4 hex>"), std::string::npos);
+  EXPECT_FALSE(fs::exists(dir.path() / "runs"));
+  const Finished json = run_rlk({{"plan", "verify", "--format", "json"}});
+  EXPECT_EQ(plan_to_json(plan_from_json(json.out)), json.out);
+}
+
+TEST(Cli, TheProfileIsLookedUpInOrder) {
+  TempDir dir;
+  const std::string a = profile_named(dir.path() / "a", "p.json", "by-option");
+  const std::string b = profile_named(dir.path() / "b", "p.json", "by-variable");
+  const std::string c = profile_named(dir.path() / "c", "p.json", "by-known-variable");
+  profile_named(dir.path() / "cwd", ".rlk-profile.json", "by-folder");
+  Call call{{"plan", "--format", "json"}};
+  EXPECT_EQ(profile_of_plan(call), "tiny");
+  call.folder = dir.path() / "cwd";
+  EXPECT_EQ(profile_of_plan(call), "by-folder");
+  call.environment["RLK_REPRO_PROFILE"] = c;
+  EXPECT_EQ(profile_of_plan(call), "by-known-variable");
+  call.environment["RLK_PROFILE"] = b;
+  EXPECT_EQ(profile_of_plan(call), "by-variable");
+  call.args.insert(call.args.end(), {"--profile", a});
+  EXPECT_EQ(profile_of_plan(call), "by-option");
+}
+
+TEST(Cli, RlkHomeMovesTheBundledProfile) {
+  TempDir dir;
+  profile_named(dir.path() / "profiles", "tiny.json", "moved");
+  EXPECT_EQ(profile_of_plan({{"plan", "--format", "json"}, {{"RLK_HOME", dir.path().string()}}}),
+            "moved");
+}
+
+TEST(Cli, AMissingOrHostileProfileIsAUsageError) {
+  TempDir dir;
+  expect_usage_error({{"plan", "--profile", "/nowhere.json", "--tp", "5"}},
+                     {"/nowhere.json: No such file or directory", "--tp 5"});
+  for (const char* text : {"", "[]", "{", "{\"name\": \"\xff\"}", "{\"a\":1,\"a\":2}"}) {
+    std::ofstream(dir.path() / "p.json") << text;
+    expect_usage_error({{"plan", "--profile", (dir.path() / "p.json").string()}}, {"p.json"});
+  }
+  std::string deep;
+  for (int i = 0; i < 100000; ++i) deep += "[";
+  std::ofstream(dir.path() / "p.json") << deep;
+  expect_usage_error({{"plan", "--profile", (dir.path() / "p.json").string()}}, {"p.json"});
+}
+
+TEST(Cli, AnExistingRunIdIsRefusedAndLeftAlone) {
+  TempDir dir;
+  fs::create_directories(dir.path() / "taken");
+  std::ofstream(dir.path() / "taken" / "note") << "mine";
+  expect_usage_error({{"verify", "--output-root", dir.path().string(), "--run-id", "taken"}},
+                     {"a run id is never reused"});
+  EXPECT_EQ(read_file(dir.path() / "taken" / "note"), "mine");
+}
+
+TEST(Cli, DamagedInputsAreFoundBeforeAnythingStarts) {
+  TempDir dir;
+  const fs::path model = dir.path() / "model";
+  fs::copy(RLK_SOURCE_DIR "/profiles/tiny", model);
+  std::ofstream(model / "tokenizer.json") << "{}";
+  std::ofstream(model / "model.safetensors") << "not one";
+  std::ofstream(dir.path() / "prompts.jsonl") << "{\"prompt\": \"\"}\n";
+  const Call call{{"verify", "--model-root", model.string(), "--prompt-data",
+                   (dir.path() / "prompts.jsonl").string(), "--output-root",
+                   (dir.path() / "runs").string()}};
+  expect_usage_error(call, {"tokenizer.json", "model.safetensors"});
+  EXPECT_FALSE(fs::exists(dir.path() / "runs"));
+}
+
+TEST(Cli, AFullDiskBehindStdoutIsAFailure) {
+  const Finished f = run_rlk({{"plan"}, {}, {}, "/dev/full"});
+  EXPECT_EQ(f.code, 1);
+  EXPECT_NE(f.err.find("stdout"), std::string::npos) << f.err;
+}
+
+TEST(Cli, InspectingWhatIsNoRunIsAUsageError) {
+  expect_usage_error({{"validate"}}, {"--run-dir: missing"});
+  expect_usage_error({{"validate", "--run-dir", "/nowhere"}}, {"/nowhere"});
+  expect_usage_error({{"compare", "/nowhere"}}, {"a run directory is missing"});
+  expect_usage_error({{"compare", "/nowhere", "/nowhere"}}, {"/nowhere"});
+  expect_usage_error({{"debug"}}, {"a run directory is missing"});
+}
