@@ -70,6 +70,8 @@ std::vector<SuperBatch> make_super_batches(const std::vector<Sample>& samples, i
     for (RankRows& rows : batch.ranks) {
       rows.seq.resize(batch.T, -1);
       rows.position.resize(batch.T, 0);
+      // Zero rows more or less in a leaf change no bit: a chain from +0 never reaches -0.
+      rows.leaves.begin[rows.leaves.count] = batch.T;
     }
     batches.push_back(std::move(batch));
   }

@@ -151,11 +151,16 @@ RolloutFingerprints fingerprint_rollout(Rank& rank, int64_t step, uint64_t versi
   RolloutFingerprints result;
   result.step = step;
   result.version = version;
+  // An engine's CP ranks hold copies: the first stands for all, unless one differs from it.
   for (int place = 0; place < t.ranks / t.rollout_tp; ++place) {
     std::vector<int> copy;
     for (int r = 0; r < t.ranks; ++r)
       if (t.rollout_place(r) == place) copy.push_back(r);
-    result.engines.push_back(join(rank, copy, pieces_of, digests));
+    auto held = join(rank, copy, pieces_of, digests);
+    if (place % t.rollout_cp == 0)
+      result.engines.push_back(std::move(held));
+    else if (held != result.engines.back())
+      result.engines.back() = std::move(held);
   }
   return result;
 }

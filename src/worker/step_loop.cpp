@@ -63,7 +63,7 @@ class StepLoop {
   void run() {
     audit_version(0, false);
     for (int64_t step = 0; step < rank_.plan.options.steps; ++step) one_step(step);
-    enter("finish", rank_.plan.options.steps, TracePhase::optimizer);
+    enter("finish", rank_.plan.options.steps - 1, TracePhase::optimizer);
     write_rank_record();
   }
 
@@ -79,8 +79,9 @@ class StepLoop {
     seconds.audit = watch.lap();
     const auto rows = rows_of_step(o.seed, step, rank_.prompts.rows(), o.rollout_batch_size);
     Trajectory t = rollout_stage(rank_, step, static_cast<uint64_t>(step), rows);
-    const std::vector<SampleText> texts = reward_stage(rank_, t);
+    std::vector<SampleText> texts = reward_stage(rank_, t);
     set_advantages(t.samples, o.std_normalization);
+    for (size_t i = 0; i < texts.size(); ++i) texts[i].advantage = t.samples[i].advantage;
     seconds.rollout = watch.lap();
 
     enter("score", step, TracePhase::reference);
