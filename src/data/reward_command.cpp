@@ -146,18 +146,15 @@ void RewardCommand::fail(const Process& process, const std::string& what) {
 
 void RewardCommand::give(Process* process, size_t index, const RewardRequest& r) {
   process->request = index;
+  process->id = next_id_++;
   process->busy = true;
   process->received.clear();
-  process->to_write = Json{{"prompt", r.prompt},
-                           {"response", r.response},
-                           {"label", r.label},
-                           {"prompt_row", r.prompt_row},
-                           {"sample", r.sample}}
-                          .dump(-1, ' ', false, Json::error_handler_t::replace) +
-                      "\n";
+  process->to_write =
+      Json{{"id", process->id}, {"prompt", r.prompt},         {"response", r.response},
+           {"label", r.label},  {"prompt_row", r.prompt_row}, {"sample", r.sample}}
+          .dump(-1, ' ', false, Json::error_handler_t::replace) +
+      "\n";
   process->deadline = now_seconds() + options_.seconds_per_sample;
-  char stale;  // a line that nobody asked for would be taken for this sample's answer
-  if (::read(process->out, &stale, 1) > 0) fail(*process, "had answered more than one line before");
 }
 
 void RewardCommand::write_more(Process* p) {
@@ -181,9 +178,12 @@ bool RewardCommand::read_more(Process* p, double* reward) {
   const std::string line = p->received.substr(0, end);
   try {
     const Json json = parse_json(line, "answer");
-    if (!json.is_object() || json.size() != 1 || !json.contains("reward") ||
-        !json["reward"].is_number() || !std::isfinite(json["reward"].get<double>()))
-      fail(*p, "answered " + printable(line) + ", not {\"reward\": NUMBER}");
+    const bool right = json.is_object() && json.size() == 2 && json.contains("id") &&
+                       json["id"] == p->id && json.contains("reward") &&
+                       json["reward"].is_number() && std::isfinite(json["reward"].get<double>());
+    if (!right)
+      fail(*p, "answered " + printable(line) + ", not {\"id\": " + std::to_string(p->id) +
+                   ", \"reward\": NUMBER}");
     *reward = json["reward"].get<double>();
   } catch (const InputError& error) {
     fail(*p, "answered " + printable(line) + ": " + error.what());

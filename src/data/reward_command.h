@@ -24,6 +24,7 @@ class RewardCommand final : public Reward {
     pid_t pid = -1;
     int in = -1, out = -1;  // our ends of its standard input and output
     size_t request = 0;     // being scored; valid while busy
+    uint64_t id = 0;
     bool busy = false;
     std::string to_write, received;
     double deadline = 0;  // monotonic seconds
@@ -41,6 +42,7 @@ class RewardCommand final : public Reward {
   std::string program_;
   RewardCommandOptions options_;
   std::vector<Process> processes_;
+  uint64_t next_id_ = 0;
   std::span<const RewardRequest> requests_;
 };
 

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <chrono>
+#include <ctime>
 #include <fstream>
 #include <functional>
 #include <random>
@@ -60,11 +61,11 @@ TEST(MathAnswer, HostileInputIsBoundedInTime) {
   hostile.push_back("\\binom{1000000000}{500000000}");
   hostile.push_back(std::string(10'000'000, '('));
   for (const std::string& text : hostile) {
-    const auto start = Clock::now();
+    const std::clock_t start = std::clock();  // CPU time: the machine may be busy
     math_equal(text, "1");
     math_equal(text, text + " ");
     boxed_answer("\\boxed{" + text);
-    EXPECT_LT(Clock::now() - start, std::chrono::seconds(2)) << text.substr(0, 30);
+    EXPECT_LT(std::clock() - start, 2 * CLOCKS_PER_SEC) << text.substr(0, 30);
   }
 }
 
@@ -121,7 +122,7 @@ TEST(MathAnswer, RandomTokensNeverCrash) {
                                           "cm",
                                           "abc"};
   std::mt19937 random(1);
-  for (int i = 0; i < 20000; ++i) {
+  for (int i = 0; i < 10000; ++i) {
     std::string a, b;
     for (unsigned k = random() % 14; k > 0; --k) a += parts[random() % parts.size()];
     for (unsigned k = random() % 14; k > 0; --k) b += parts[random() % parts.size()];
@@ -195,13 +196,12 @@ class Command : public testing::Test {
     chmod(path.c_str(), 0755);
     return make_reward("command:" + path.string(), {3, seconds});
   }
-  static std::vector<RewardRequest> requests(int n) {
+  static std::vector<RewardRequest> requests(int n, size_t length) {
     std::vector<RewardRequest> all(static_cast<size_t>(n));
     for (int i = 0; i < n; ++i) {
       all[i].prompt_row = 40 + i;
       all[i].label = std::to_string(i);
-      all[i].response =
-          "line\n\"quoted\" " + std::string(100000, 'x');  // larger than a pipe's buffer
+      all[i].response = "line\n\"quoted\" " + std::string(length, 'x');
     }
     return all;
   }
@@ -209,7 +209,7 @@ class Command : public testing::Test {
     const auto reward = command(script, seconds);
     const auto start = Clock::now();
     try {
-      reward->score(requests(5));
+      reward->score(requests(5, 100000));  // more than a pipe holds
     } catch (const Error& error) {
       EXPECT_LT(Clock::now() - start, std::chrono::seconds(15));
       return error.what();
@@ -223,11 +223,12 @@ TEST_F(Command, AnswersKeepTheOrderOfTheSamples) {
   // The reward is the sample's row; earlier rows answer later.
   const auto reward = command(
       "while read -r line; do\n"
+      "  id=${line#*:}; id=${id%%,*}\n"
       "  row=${line##*\\\"prompt_row\\\":}; row=${row%%,*}\n"
       "  [ $row -lt 43 ] && sleep 0.2\n"
-      "  echo \"{\\\"reward\\\": $row.5}\"\ndone");
+      "  echo \"{\\\"id\\\": $id, \\\"reward\\\": $row.5}\"\ndone");
   for (int round = 0; round < 2; ++round) {
-    const std::vector<double> rewards = reward->score(requests(10));
+    const std::vector<double> rewards = reward->score(requests(10, 20));
     for (size_t i = 0; i < rewards.size(); ++i)
       EXPECT_EQ(rewards[i], 40.5 + static_cast<double>(i));
   }
@@ -244,12 +245,20 @@ TEST_F(Command, FailuresAreErrorsThatNameTheSample) {
   expect("read -r line; exit 3", "ended without an answer");
   expect("read -r line; kill -9 $$", "ended without an answer");
   expect("read -r line; echo oops; cat", "answered oops");
-  expect("read -r line; echo '{\"reward\": \"1\"}'; cat", "not {\"reward\": NUMBER}");
-  expect("read -r line; echo '{\"reward\": 1, \"error\": 2}'; cat", "not {\"reward\": NUMBER}");
-  expect("read -r line; echo '{\"reward\": 1e999}'; cat", "answered");
-  expect("read -r line; printf '{\"reward\": 1}\\n{\"reward\": 1}\\n'; cat", "more than one line");
-  expect("read -r line; echo '{\"reward\": 1}'; echo '{\"reward\": 1}'; cat >/dev/null",
+  const std::string answer = "read -r line; id=${line#*:}; id=${id%%,*}; ";
+  expect("read -r line; echo '{\"reward\": 1}'; cat", "\"reward\": NUMBER}");
+  expect("read -r line; echo '{\"id\": 77, \"reward\": 1}'; cat", "\"reward\": NUMBER}");
+  expect(answer + "echo \"{\\\"id\\\": $id, \\\"reward\\\": \\\"1\\\"}\"; cat",
+         "\"reward\": NUMBER}");
+  expect(answer + "echo \"{\\\"id\\\": $id, \\\"reward\\\": 1, \\\"error\\\": 2}\"; cat",
+         "NUMBER}");
+  expect(answer + "echo \"{\\\"id\\\": $id, \\\"reward\\\": 1e999}\"; cat", "answered");
+  // Two answers to one sample: at once, or the second taken for the next sample's.
+  const std::string twice = "l=\"{\\\"id\\\": $id, \\\"reward\\\": 1}\"; ";
+  expect(answer + twice + "printf '%s\\n%s\\n' \"$l\" \"$l\"; cat >/dev/null",
          "more than one line");
+  expect("while true; do " + answer + twice + "echo \"$l\"; sleep 0.1; echo \"$l\"; done",
+         "answered");
   expect("read -r line; sleep 60", "no answer within 0.3 s", 0.3);
   expect("sleep 60", "no answer within 0.3 s", 0.3);
 }

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
+#include <ctime>
 #include <functional>
 #include <sstream>
 
@@ -89,9 +89,9 @@ TEST(Tokenizer, RefusesInvalidUtf8ByPosition) {
 
 TEST(Tokenizer, LongPiecesTakeLinearithmicTime) {
   const std::string text(2'000'000, 'x');
-  const auto start = std::chrono::steady_clock::now();
+  const std::clock_t start = std::clock();
   EXPECT_EQ(tiny().encode(text).size(), text.size());
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+  EXPECT_LT(std::clock() - start, 20 * CLOCKS_PER_SEC);
 }
 
 TEST(Tokenizer, AcceptsMergesInTheOlderSpelling) {

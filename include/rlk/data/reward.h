@@ -30,10 +30,10 @@ class Reward {
 };
 
 // Of a reward command. The program is started without a shell, `processes` times, and gets one JSON
-// line per sample on its standard input: {"prompt", "response", "label", "prompt_row", "sample"}.
-// It answers each with one line {"reward": NUMBER} on standard output, in order; standard error is
-// the run's. A line that is not that, an early end, or silence for longer than the deadline is an
-// Error.
+// line per sample on its standard input: {"id", "prompt", "response", "label", "prompt_row",
+// "sample"}. It answers each with one line
+// {"id": THE SAME, "reward": NUMBER} on standard output; standard error is the run's. A line that
+// is not that, an early end, or silence for longer than the deadline is an Error.
 struct RewardCommandOptions {
   int processes = 4;
   double seconds_per_sample = 30;
