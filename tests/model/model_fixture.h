@@ -9,6 +9,8 @@
 #include <memory>
 #include <vector>
 
+#include "rlk/base/error.h"
+#include "rlk/base/philox.h"
 #include "rlk/base/safetensors.h"
 #include "rlk/comm/world.h"
 #include "rlk/model/forward.h"
@@ -26,6 +28,36 @@ inline TensorReader read_from(const SafetensorsFile& file) {
     const auto* from = reinterpret_cast<const bf16*>(file.data(*info));
     for (int64_t r = 0; r < rows; ++r)
       std::memcpy(to + r * cols, from + (row0 + r) * t.cols + col0, cols * sizeof(bf16));
+  };
+}
+
+// Two layers, 8 KV heads, H query heads of 16, vocabulary 300 (padded to 1024).
+inline ModelConfig small_model(int64_t H, bool tied) {
+  ModelConfig m;
+  m.vocab = 300;
+  m.D = 128;
+  m.F = 256;
+  m.L = 2;
+  m.H = H;
+  m.KH = 8;
+  m.Dh = 16;
+  m.max_position = 256;
+  m.tied = tied;
+  m.eos = {1};
+  return m;
+}
+
+// Pseudo-random weights that depend on (tensor, row, column) alone. `tensors` outlives the reader.
+inline TensorReader random_reader(const std::vector<TensorSpec>& tensors) {
+  return [&tensors](const TensorSpec& t, int64_t row0, int64_t rows, int64_t col0, int64_t cols,
+                    bf16* to) {
+    const auto seed = static_cast<uint64_t>(&t - tensors.data());
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t c = 0; c < cols; ++c) {
+        const uint64_t bits = mix64(seed ^ mix64((row0 + r) * t.cols + col0 + c));
+        const float u = static_cast<float>(bits >> 40) * 0x1p-23f - 1.0f;  // [-1, 1)
+        to[r * cols + c] = to_bf16(t.vector ? 1.0f + 0.2f * u : 0.1f * u);
+      }
   };
 }
 
