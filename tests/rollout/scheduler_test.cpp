@@ -80,7 +80,7 @@ TEST(Scheduler, LongPromptsArePrefilledInChunks) {
 
 TEST(Scheduler, AllPagesComeBack) {
   std::vector<Request> requests;
-  for (int i = 0; i < 40; ++i) requests.push_back(request(i / 4, 10 + i, 1 + i % 7));
+  for (int i = 0; i < 40; ++i) requests.push_back(request(i / 4, 10 + 3 * (i / 4), 1 + i % 7));
   Scheduler s(config(2), std::move(requests));
   const int64_t before = s.free_pages();
   run(s, 2, 5);

@@ -28,8 +28,10 @@ TEST(SuperBatch, EveryInputIsOnExactlyOneRank) {
       std::set<std::pair<int, int>> seen;
       for (const RankRows& r : b.ranks) {
         ASSERT_EQ(static_cast<int64_t>(r.seq.size()), b.T);
-        for (int64_t t = 0; t < b.T; ++t)
-          if (r.seq[t] >= 0) EXPECT_TRUE(seen.insert({r.seq[t], r.position[t]}).second);
+        for (int64_t t = 0; t < b.T; ++t) {
+          if (r.seq[t] < 0) continue;
+          EXPECT_TRUE(seen.insert({r.seq[t], r.position[t]}).second);
+        }
       }
       size_t inputs = 0;
       for (int n : kLengths) inputs += n - 1;  // the last token of a sequence is no input
