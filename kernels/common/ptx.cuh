@@ -79,6 +79,11 @@ __device__ inline float4 ld_shared_float4(uint32_t address) {
                : "memory");
   return v;
 }
+__device__ inline float2 ld_shared_float2(uint32_t address) {
+  float2 v;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
+  return v;
+}
 __device__ inline float ld_shared_float(uint32_t address) {
   float v;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
@@ -127,6 +132,15 @@ __device__ inline void fence_async_proxy() {
 __device__ inline void cp_async_16(uint32_t to, const void* from, int bytes = 16) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");
+}
+// 4 bytes; zero-fills when `bytes` is 0. Its completion arrives at `bar` with cp_async_mbar_arrive.
+__device__ inline void cp_async_4(uint32_t to, const void* from, int bytes = 4) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes)
+               : "memory");
+}
+// One of the barrier's expected arrivals, once all this thread's earlier cp.async have landed.
+__device__ inline void cp_async_mbar_arrive(uint32_t bar) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
 }
 __device__ inline void cp_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
@@ -245,6 +259,14 @@ __device__ inline void tma_load_4d(uint32_t to, const CUtensorMap* map, uint32_t
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
       "l"(map), "r"(bar), "r"(c.x), "r"(c.y), "r"(c.z), "r"(c.w)
+      : "memory");
+}
+__device__ inline void tma_load_4d(uint32_t to, const CUtensorMap* map, uint32_t bar, TmaCoord c,
+                                   uint64_t l2_policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
+      "l"(map), "r"(bar), "r"(c.x), "r"(c.y), "r"(c.z), "r"(c.w), "l"(l2_policy)
       : "memory");
 }
 // Into the same offset of every CTA in `ctas` (bit per cluster rank); each one's barrier at `bar`'s

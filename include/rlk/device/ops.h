@@ -259,7 +259,12 @@ struct AttentionSegment {
 
 // attention: o = softmax(scale * q k^T) v over paged K/V, causal, grouped queries (H % KH == 0, H/KH <= 8).
 // q, o [T, H, Dh] bf16; head h reads KV head h / (H/KH). lse [T, H] f32 optional: M + log2(L) in exp2 units (R4).
-// segments is device-accessible; the max_* bounds are host values and choose kernels, never orders.
+// segments is device-accessible; the max_* bounds are host values and choose kernels, never orders. What lies in the
+// cache beyond a sequence's last key may be anything. Segments of one call name different rows; a segment of len 0 is
+// skipped (idle slots of a captured graph).
+// past_ready: the caller promises that segments, page_table and every key before a segment's `position` were written
+// before some kernel earlier in the stream started that was not itself a dependent launch (an upload at the head of a
+// graph or step, say). Then decode (max_len 1) may load them while the kernel ahead of it still runs.
 struct AttentionArgs {
   const bf16* q;
   KvCache cache;
@@ -272,6 +277,7 @@ struct AttentionArgs {
   int64_t T;
   int H, KH, Dh;
   float scale;
+  bool past_ready = false;  // see above; false is always right
   void* workspace;       // attention_workspace bytes
 };
 

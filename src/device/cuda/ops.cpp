@@ -106,6 +106,12 @@ Ops make_table() {
   t.kv_write = cuda::kv_write;
   t.swiglu = cuda::swiglu;
   t.swiglu_bwd = cuda::swiglu_bwd;
+  t.attention = cuda::attention;
+  t.attention_workspace = cuda::attention_workspace;
+  t.attention_delta = cuda::attention_delta;
+  t.attention_bwd_dq = cuda::attention_bwd_dq;
+  t.attention_bwd_dkv = cuda::attention_bwd_dkv;
+  t.attention_bwd_workspace = cuda::attention_bwd_workspace;
   t.logits_support = cuda::logits_support;
   t.support_workspace = cuda::support_workspace;
   t.logprob_stats = cuda::logprob_stats;
