@@ -277,8 +277,8 @@ struct AttentionArgs {
   int64_t T;
   int H, KH, Dh;
   float scale;
-  bool past_ready = false;  // see above; false is always right
   void* workspace;       // attention_workspace bytes
+  bool past_ready = false;  // see above; false is always right
 };
 
 // attention_bwd_dq / attention_bwd_dkv: the two canonical passes of the backward. Whole sequences are contiguous: sequence s has
