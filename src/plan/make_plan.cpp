@@ -35,9 +35,9 @@ class Maker {
     execution();
     modules();
     run_id();
+    topology();
     if (!in_.profile) throw InputError(defects_);
     backend();
-    topology();
     task();
     paths();
     model();
@@ -222,7 +222,7 @@ void Maker::gpus_are_there() {
 
 void Maker::topology() {
   Topology& t = plan_.options.topology;
-  t.ranks = in_.profile->requirements.ranks;
+  if (in_.profile) t.ranks = in_.profile->requirements.ranks;
   // A cp that stands behind the given tp was meant for another one.
   const bool cp_given =
       values_.find("cp") != nullptr && values_.source("cp") >= values_.source("tp");
@@ -233,12 +233,12 @@ void Maker::topology() {
     t.tp = values_.power_of_two("tp", t.ranks, std::min(4, t.ranks));
     t.cp = cp_given ? values_.power_of_two("cp", t.ranks, t.ranks / t.tp) : t.ranks / t.tp;
   }
-  if (t.tp * t.cp != t.ranks)
+  if (in_.profile && t.tp * t.cp != t.ranks)
     values_.fail("cp", "times " + values_.where("tp") + " must be the " + std::to_string(t.ranks) +
                            " ranks of the profile");
   t.rollout_tp = values_.power_of_two("rollout-tp", t.ranks, std::min(4, t.ranks));
   t.rollout_cp = values_.power_of_two("rollout-cp", t.ranks, 1);
-  if (t.rollout_tp * t.rollout_cp > t.ranks)
+  if (in_.profile && t.rollout_tp * t.rollout_cp > t.ranks)
     values_.fail("rollout-cp", "times " + values_.where("rollout-tp") + " must divide the " +
                                    std::to_string(t.ranks) + " ranks of the profile");
   plan_.options.threads = static_cast<int>(

@@ -1,5 +1,6 @@
-// The memory of one rank, in bytes, item by item: what is allocated once, and what each phase adds.
-// Phases take turns, so a rank needs what is permanent plus the largest phase.
+// The memory of one rank, in bytes, item by item, as model, rollout and train allocate it (their
+// *_bytes functions are exact; these are upper bounds that need no tokenized prompt). Every item is
+// allocated once and stays.
 
 #include <algorithm>
 
@@ -10,9 +11,7 @@ namespace rlk {
 namespace {
 
 constexpr uint64_t kBf16 = 2, kF32 = 4;
-constexpr int64_t kMaxRunning = 256;      // sequences an engine decodes at once
-constexpr int64_t kPrefillTokens = 2048;  // rows of one rollout forward
-constexpr int64_t kHeadRows = 1024;       // rows whose logits exist at once in training
+constexpr int64_t kMaxRunning = 256;  // sequences an engine decodes at once
 constexpr int64_t kMicroBatchCpu = 1024, kMicroBatchGpu = 8192;  // tokens a rank, at most
 constexpr int64_t kMicroBatchStep = 64;                          // a leaf's padding
 constexpr double kGpuShare = 0.92;  // the rest is the driver's, NCCL's and the allocator's
@@ -22,125 +21,126 @@ struct Sizes {
   explicit Sizes(const Plan& plan)
       : m(plan.model),
         t(plan.options.topology),
-        train_slices(8 / t.tp),
-        rollout_slices(8 / t.rollout_tp),
-        weight_slices(std::max(train_slices, rollout_slices)) {}
+        train(8 / t.tp),
+        rollout(8 / t.rollout_tp),
+        held(std::max(train, rollout)) {}
 
   const ModelConfig& m;
   const Topology& t;
-  int64_t train_slices, rollout_slices, weight_slices;
+  int64_t train, rollout, held;  // virtual slices of a rank
 
-  // Elements of one layer's matrices in n virtual slices, and of what every rank holds whole.
-  int64_t layer_slices(int64_t n) const {
-    return n * (m.qkv_slice() * m.D + m.attn_slice() * m.D + 3 * m.ffn_slice() * m.D);
+  // Elements of one layer, and of everything outside the layers, in n virtual slices.
+  int64_t layer(int64_t n) const {
+    const int64_t slice = m.qkv_slice() * m.D + m.attn_slice() * m.D + 3 * m.ffn_slice() * m.D;
+    return n * slice + 2 * m.D + 2 * m.Dh;
   }
-  int64_t layer_whole() const { return 2 * m.D + 2 * m.Dh; }
-  int64_t outer_slices(int64_t n) const { return n * m.vocab_slice() * m.D * (m.tied ? 1 : 2); }
-  int64_t parameters(int64_t n) const {
-    return m.L * (layer_slices(n) + layer_whole()) + outer_slices(n) + m.D;
-  }
+  int64_t outer(int64_t n) const { return n * m.vocab_slice() * m.D * (m.tied ? 1 : 2) + m.D; }
+  int64_t parameters(int64_t n) const { return m.L * layer(n) + outer(n); }
 
-  // One layer's activations over T rows of n slices, as the forward pass lays them out.
-  uint64_t layer_activations(int64_t T, int64_t n, bool training) const {
+  // One layer's activations over T rows of n slices (LayerActs).
+  uint64_t activations(int64_t T, int64_t n, bool training) const {
     const int64_t heads = n * m.hq() * m.Dh, kv = n * m.hkv() * m.Dh;
     const int64_t bf16 =
         4 * m.D + n * m.qkv_slice() + 2 * heads + 3 * n * m.ffn_slice() + (training ? 2 * kv : 0);
     const int64_t f32 = 2 + (training ? n * m.hq() : 0);
     return T * (bf16 * kBf16 + f32 * kF32);
   }
-  // The row-parallel partial and its rounded sum.
+  // A row-parallel partial sum and its rounded sum.
   uint64_t partials(int64_t T) const { return T * m.D * (kF32 + kBf16); }
-  uint64_t page(int32_t page_size) const {  // K and V of all layers
-    return static_cast<uint64_t>(m.L * 2 * page_size * rollout_slices * m.hkv() * m.Dh) * kBf16;
+  // K and V of `layers` layers.
+  uint64_t page(int32_t page_size, int64_t n, int64_t layers) const {
+    return static_cast<uint64_t>(layers * 2 * page_size * n * m.hkv() * m.Dh) * kBf16;
   }
-  // Logits of R rows in n slices, gathered rows for supports, and statistics.
-  uint64_t head(int64_t R, int64_t n) const {
+  // R rows of logits in n slices, the whole rows that limited supports gather, and what leads to
+  // them.
+  uint64_t logits(int64_t R, int64_t n) const {
     return R * (4 * m.D + n * m.vocab_slice() + 2 * m.padded_vocab()) * kBf16;
+  }
+  int64_t pages_of_a_sequence(int32_t page_size) const {
+    return (m.max_position + page_size - 1) / page_size;
   }
 };
 
-int64_t engine_samples(const Plan& plan) {
-  const int64_t samples = plan.options.rollout_batch_size * plan.options.samples_per_prompt;
-  const int64_t engines = plan.options.topology.engines();
-  return (samples + engines - 1) / engines;
-}
-
-// Rows of the largest super-batch that a CP rank can hold.
-int64_t train_rows(const Plan& plan) {
+// Tokens of the largest super-batch: it is closed by the sequence that fills it.
+int64_t super_batch(const Plan& plan) {
   const Options& o = plan.options;
   const int64_t step = o.rollout_batch_size * o.samples_per_prompt * plan.model.max_position;
-  const int64_t tokens = std::min(plan.super_batch_tokens + plan.model.max_position, step);
-  return (tokens + o.topology.cp - 1) / o.topology.cp;
+  return std::min(plan.super_batch_tokens + plan.model.max_position, step);
 }
 
 void permanent_items(Plan& plan, const Sizes& s) {
   auto& memory = plan.memory;
-  memory["permanent.weights"] = s.parameters(s.weight_slices) * kBf16;
-  // fp32 master and both moments, dealt over the CP group.
-  const int64_t shard = (s.parameters(s.train_slices) + s.t.cp - 1) / s.t.cp;
-  memory["permanent.optimizer"] = shard * 3 * kF32;
-  if (plan.options.kl_coef > 0)
-    memory["permanent.reference"] = s.parameters(s.train_slices) * kBf16;
-  memory["permanent.rope"] = s.m.max_position * s.m.Dh * kF32;
+  memory["weights.bf16"] = s.parameters(s.held) * kBf16;
+  if (plan.options.kl_coef > 0) memory["weights.reference"] = s.parameters(s.train) * kBf16;
+  memory["weights.rope"] = s.m.max_position * s.m.Dh * kF32;
+  // Gradient, fp32 master and both moments, dealt over the CP group.
+  memory["optimizer.state"] = (s.parameters(s.train) + s.t.cp - 1) / s.t.cp * 4 * kF32;
+  // Two layers, so that one is reduced while the next is computed, and what lies outside the
+  // layers.
+  memory["optimizer.gradients"] = (2 * s.layer(s.train) + s.outer(s.train)) * kF32;
 }
 
-void rollout_items(Plan& plan, const Sizes& s) {
-  const int64_t rows = std::max(plan.max_running, kPrefillTokens);
-  plan.memory["rollout.activations"] =
-      s.layer_activations(rows, s.rollout_slices, false) + s.partials(rows);
-  plan.memory["rollout.logits"] = s.head(plan.max_running, s.rollout_slices);
+void micro_batch_items(Plan& plan, const Sizes& s) {
+  const int64_t rows = std::max(plan.max_running, plan.options.max_tokens_per_gpu);
+  plan.memory["rollout.activations"] = s.activations(rows, s.rollout, false) + s.partials(rows);
+  plan.memory["rollout.logits"] = s.logits(plan.max_running, s.rollout);
+  plan.memory["train.logits"] = s.logits(plan.options.max_tokens_per_gpu, s.train);
 }
 
 void train_items(Plan& plan, const Sizes& s) {
-  const int64_t T = train_rows(plan), n = s.train_slices;
-  const int64_t micro = plan.options.max_tokens_per_gpu;
+  const int64_t S = super_batch(plan), T = (S + s.t.cp - 1) / s.t.cp;
+  const bool recompute = plan.options.backend == Backend::cuda;
   auto& memory = plan.memory;
-  memory["train.residuals"] =
-      plan.model.L * T * plan.model.D * kBf16;  // what recompute starts from
-  memory["train.activations"] = s.layer_activations(micro, n, true) + s.partials(micro);
-  memory["train.gradients"] = (s.layer_slices(n) + s.layer_whole() + s.outer_slices(n)) * kF32;
-  memory["train.gradient_shard"] = (s.parameters(n) + s.t.cp - 1) / s.t.cp * kF32;
-  memory["train.backward"] = s.layer_activations(micro, n, true) + 2 * micro * plan.model.D * kF32;
-  memory["train.logits"] = s.head(std::min(kHeadRows, T), n);
+  memory["train.activations"] =
+      (recompute ? 1 : s.m.L) * s.activations(T, s.train, true) + s.partials(T);
+  if (recompute) memory["train.residuals"] = s.m.L * T * s.m.D * kBf16;
+  memory["train.kv_pages"] = (S / plan.page_size + 1) * s.page(plan.page_size, s.train, 1);
+  // Gradients of one layer's activations, and q, k, v, d_o of whole sequences where CP cuts them.
+  memory["train.backward"] = s.activations(T, s.train, true) + 2 * T * s.m.D * kF32 +
+                             S * (3 * s.m.hq() + 2 * s.m.hkv()) * s.train * s.m.Dh * kBf16;
 }
 
-uint64_t phase_bytes(const Plan& plan, const std::string& phase) {
+uint64_t total(const Plan& plan) {
   uint64_t sum = 0;
-  for (const auto& [item, bytes] : plan.memory)
-    if (item.starts_with(phase + ".")) sum += bytes;
+  for (const auto& [item, bytes] : plan.memory) sum += bytes;
   return sum;
 }
 
-uint64_t largest_phase(const Plan& plan) {
-  return std::max(phase_bytes(plan, "rollout"), phase_bytes(plan, "train"));
-}
-
-// The most micro-batch tokens, in steps of a leaf's padding, that keep training inside the budget
-// (0: there is none).
+// The most micro-batch tokens, halving down to a leaf's padding, that fit into the budget (0: no
+// limit).
 void choose_micro_batch(Plan& plan, const Sizes& s, uint64_t budget) {
   const bool gpu = plan.options.backend == Backend::cuda;
-  int64_t tokens = std::min((gpu ? kMicroBatchGpu : kMicroBatchCpu), train_rows(plan));
-  tokens = std::max(kMicroBatchStep, tokens / kMicroBatchStep * kMicroBatchStep);
-  for (;; tokens = std::max(kMicroBatchStep, tokens / 2 / kMicroBatchStep * kMicroBatchStep)) {
-    plan.options.max_tokens_per_gpu = tokens;
-    train_items(plan, s);
-    const bool fits = phase_bytes(plan, "permanent") + phase_bytes(plan, "train") <= budget;
-    if (budget == 0 || fits || tokens == kMicroBatchStep) return;
+  int64_t& tokens = plan.options.max_tokens_per_gpu;
+  for (tokens = gpu ? kMicroBatchGpu : kMicroBatchCpu;; tokens /= 2) {
+    micro_batch_items(plan, s);
+    if (budget == 0 || total(plan) <= budget || tokens <= kMicroBatchStep) return;
   }
 }
 
 // Pages for every sequence at its longest, or what the budget leaves.
 void choose_pages(Plan& plan, const Sizes& s, uint64_t budget) {
-  const int64_t per_sequence = (plan.model.max_position + plan.page_size - 1) / plan.page_size;
-  const int64_t cp = plan.options.topology.rollout_cp;
-  int64_t pages = plan.max_running * ((per_sequence + cp - 1) / cp);
+  const int64_t cp = s.t.rollout_cp, longest = s.pages_of_a_sequence(plan.page_size);
+  const uint64_t page = s.page(plan.page_size, s.rollout, s.m.L);
+  int64_t pages = plan.max_running * ((longest + cp - 1) / cp);
   if (budget > 0) {
-    const uint64_t used = phase_bytes(plan, "permanent") + phase_bytes(plan, "rollout");
-    const uint64_t left = budget > used ? budget - used : 0;
-    pages = std::min(pages, static_cast<int64_t>(left / s.page(plan.page_size)));
+    const uint64_t used = total(plan);
+    pages = std::min(pages, static_cast<int64_t>((budget > used ? budget - used : 0) / page));
   }
   plan.kv_pages = pages;
-  plan.memory["rollout.kv_pages"] = pages * s.page(plan.page_size);
+  plan.memory["rollout.kv_pages"] = pages * page;
+}
+
+// What other ranks read lies in the arena: weights, gradients and pages, each tensor of its own
+// alignment.
+void size_arena(Plan& plan) {
+  uint64_t bytes = 0;
+  for (const char* item :
+       {"weights.bf16", "weights.reference", "optimizer.gradients", "rollout.kv_pages"})
+    if (const auto it = plan.memory.find(item); it != plan.memory.end()) bytes += it->second;
+  constexpr uint64_t kStoragesOutside = 16, kStoragesALayer = 8;
+  const uint64_t storages = kStoragesOutside + plan.model.L * kStoragesALayer;
+  bytes += 4 * storages * kArenaAlignment;  // weights, reference, gradients, pages
+  plan.arena_bytes = (bytes + kArenaAlignment - 1) / kArenaAlignment * kArenaAlignment;
 }
 
 }  // namespace
@@ -151,28 +151,26 @@ void plan_memory(Plan& plan, uint64_t gpu_memory_bytes, std::vector<Diagnostic>&
   const double share = o.gpu_memory_utilization > 0 ? o.gpu_memory_utilization : kGpuShare;
   const auto budget =
       static_cast<uint64_t>(static_cast<double>(gpu_memory_bytes / plan.ranks_per_gpu) * share);
+  const int64_t samples = o.rollout_batch_size * o.samples_per_prompt;
 
-  plan.max_running = std::min(engine_samples(plan), kMaxRunning);
+  plan.max_running = std::min((samples + s.t.engines() - 1) / s.t.engines(), kMaxRunning);
   permanent_items(plan, s);
-  rollout_items(plan, s);
-  if (o.max_tokens_per_gpu == 0)
-    choose_micro_batch(plan, s, budget);
+  train_items(plan, s);
+  if (o.max_tokens_per_gpu > 0)
+    micro_batch_items(plan, s);
   else
-    train_items(plan, s);
+    choose_micro_batch(plan, s, budget);
   choose_pages(plan, s, budget);
+  size_arena(plan);
+  if (budget == 0) return;
 
-  const uint64_t total = phase_bytes(plan, "permanent") + largest_phase(plan);
-  // Every item is an allocation of its own and is rounded up to the arena's alignment.
-  plan.arena_bytes =
-      (total + plan.memory.size() * kArenaAlignment) / kArenaAlignment * kArenaAlignment;
-  if (gpu_memory_bytes == 0) return;
   o.gpu_memory_utilization = share;
-  const int64_t one = (plan.model.max_position + plan.page_size - 1) / plan.page_size;
-  if (total > budget || plan.kv_pages * o.topology.rollout_cp < one)
+  if (total(plan) > budget ||
+      plan.kv_pages * s.t.rollout_cp < s.pages_of_a_sequence(plan.page_size))
     defects.push_back(
         {"memory plan",
-         "a rank needs " + format_bytes(total) + " and KV pages for one sequence, its budget is " +
-             format_bytes(budget),
+         "a rank needs " + format_bytes(total(plan)) +
+             " and KV pages for one sequence, its budget is " + format_bytes(budget),
          "more ranks a model (--tp, --rollout-tp), or a smaller --max-tokens-per-gpu"});
 }
 

@@ -79,15 +79,13 @@ std::string files_text(const Plan& plan) {
 }
 
 std::string memory_text(const Plan& plan) {
-  std::string text = "\nmemory a rank\n";
-  std::map<std::string, uint64_t> phases;
+  std::string text = "\nmemory a rank, at most\n";
+  uint64_t total = 0;
   for (const auto& [item, bytes] : plan.memory) {
     text += fmt::format("  {:<26}{:>12}\n", item, format_bytes(bytes));
-    phases[item.substr(0, item.find('.'))] += bytes;
+    total += bytes;
   }
-  text +=
-      fmt::format("  {:<26}{:>12}   permanent + the larger of rollout and train\n", "peak",
-                  format_bytes(phases["permanent"] + std::max(phases["rollout"], phases["train"])));
+  text += fmt::format("  {:<26}{:>12}\n", "total", format_bytes(total));
   text += fmt::format("  KV pages: {} of {} tokens\n", plan.kv_pages, plan.page_size);
   if (plan.options.gpu_memory_utilization > 0)
     text += fmt::format("  GPU memory utilization: {}\n",

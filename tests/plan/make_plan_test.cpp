@@ -269,7 +269,7 @@ TEST(Preflight, PromptsWithAnotherHashAreRefused) {
 
 TEST(Memory, MoreTensorParallelRanksHoldLessOfTheModel) {
   const auto weights = [](const char* tp) {
-    return make_plan(inputs({{"tp", tp}, {"rollout-tp", tp}})).memory.at("permanent.weights");
+    return make_plan(inputs({{"tp", tp}, {"rollout-tp", tp}})).memory.at("weights.bf16");
   };
   EXPECT_LT(weights("8"), weights("4"));
   EXPECT_LT(weights("4"), weights("1"));
@@ -294,7 +294,7 @@ TEST(Memory, Qwen3FitsItsHost) {
   const Plan plan = make_plan(in);
   EXPECT_EQ(plan.model.L, 36);
   // bf16 weights of 8.2e9 parameters over TP 4: 4.1e9 bytes, and padding of the vocabulary.
-  EXPECT_NEAR(static_cast<double>(plan.memory.at("permanent.weights")), 4.1e9, 0.03e9);
+  EXPECT_NEAR(static_cast<double>(plan.memory.at("weights.bf16")), 4.1e9, 0.03e9);
   EXPECT_LE(plan.arena_bytes, static_cast<uint64_t>(80.0 * (1 << 30)));
   EXPECT_GE(plan.kv_pages * plan.page_size, 32 * 8192) << "room for 32 long responses an engine";
 }

@@ -64,7 +64,7 @@ struct Plan {
   int64_t kv_pages = 0;                    // a rank's KV pages for rollout
   int64_t max_running = 0;                 // sequences an engine runs at once
   uint64_t arena_bytes = 0;                // shared arena a rank
-  std::map<std::string, uint64_t> memory;  // phase.item -> bytes a rank (docs/formats.md)
+  std::map<std::string, uint64_t> memory;  // part.item -> bytes a rank (docs/formats.md)
   int ranks_per_gpu = 1;
 
   int device(int rank) const { return rank / ranks_per_gpu; }  // CUDA device index
