@@ -56,7 +56,7 @@ std::vector<std::vector<Digest>> gather_digests(
   for (int r = 0; r < size; ++r) counts.push_back(static_cast<int64_t>(pieces_of(r).size()));
   const int64_t longest = *std::max_element(counts.begin(), counts.end());
   DeviceBuffer memory(ops);
-  auto* mine = static_cast<uint8_t*>(memory.ensure((size + 1) * longest * 32));
+  auto* mine = static_cast<uint8_t*>(memory.ensure(std::max<int64_t>(1, counts[rank.index()]) * 32));
   const std::vector<Piece> pieces = pieces_of(rank.index());
   std::vector<Sha256Range> ranges;
   for (size_t i = 0; i < pieces.size(); ++i) {
@@ -70,14 +70,13 @@ std::vector<std::vector<Digest>> gather_digests(
                               .n_ranges = static_cast<int32_t>(ranges.size()),
                               .pieces = static_cast<int64_t>(ranges.size()),
                               .piece = kFingerprintPiece, .digest = mine});
-  rank.everyone->all_gather(nullptr, mine, mine + longest * 32, static_cast<size_t>(longest) * 32);
-  std::vector<std::vector<Digest>> all;
-  for (int r = 0; r < size; ++r) {
-    all.emplace_back(counts[r]);
-    ops.copy(nullptr, all.back().data(), mine + (r + 1) * longest * 32,
-             static_cast<size_t>(counts[r]) * 32);
-  }
+  std::vector<Digest> own(longest), gathered(size * longest);
+  ops.copy(nullptr, own.data(), mine, pieces.size() * sizeof(Digest));
   ops.synchronize(nullptr);
+  rank.everyone->all_gather(nullptr, own.data(), gathered.data(), own.size() * sizeof(Digest));
+  std::vector<std::vector<Digest>> all;
+  for (int r = 0; r < size; ++r)
+    all.emplace_back(gathered.begin() + r * longest, gathered.begin() + r * longest + counts[r]);
   return all;
 }
 

@@ -15,8 +15,32 @@ std::vector<int> all_ranks(int size) {
   return ranks;
 }
 
-std::vector<float> device_rope(const Plan& plan) {
-  return rope_table(plan.model, plan.model.max_position);
+// On the device, since every rope op reads it.
+DeviceBuffer upload_rope(const Ops& ops, const ModelConfig& m) {
+  const std::vector<float> table = rope_table(m, m.max_position);
+  DeviceBuffer buffer(ops);
+  const size_t bytes = table.size() * sizeof(float);
+  ops.copy(nullptr, buffer.ensure(static_cast<int64_t>(bytes)), table.data(), bytes);
+  ops.synchronize(nullptr);
+  return buffer;
+}
+
+std::unique_ptr<World> open_device_world([[maybe_unused]] const Plan& plan,
+                                         [[maybe_unused]] World& host,
+                                         [[maybe_unused]] std::chrono::milliseconds timeout) {
+#ifdef RLK_CUDA
+  if (plan.options.backend == Backend::cuda) return ipc_world_open(host, plan.arena_bytes, timeout);
+#endif
+  return nullptr;
+}
+
+const Ops& strict_ops(const Plan& plan, [[maybe_unused]] int rank) {
+#ifdef RLK_CUDA
+  if (plan.options.backend == Backend::cuda) return cuda_ops(plan.device(rank));
+#endif
+  if (plan.options.backend == Backend::cuda)
+    throw Error("this binary was built without the CUDA backend");
+  return cpu_ops(plan.options.threads);
 }
 
 void load(Weights& weights, const Ops& ops, const std::filesystem::path& dir, const ModelConfig& m) {
@@ -72,40 +96,44 @@ RolloutOptions rollout_options(const Plan& plan) {
 
 }  // namespace
 
-OpTables make_op_tables(const Plan& plan, int) {
+OpTables make_op_tables(const Plan& plan, int rank) {
   const Options& o = plan.options;
-  const Ops* strict = &counted(cpu_ops(o.threads), OpsKind::strict);
+  const Ops* strict = &counted(strict_ops(plan, rank), OpsKind::strict);
   if (o.strict_attention && o.strict_ffn && o.strict_logp) return {strict, strict, strict, strict};
+  if (o.backend == Backend::cuda) throw Error("native mode has no CUDA entries yet");
   const Ops* native = &counted(cpu_native_ops(o.threads), OpsKind::native);
   return {strict, o.strict_attention ? strict : native, o.strict_ffn ? strict : native,
           o.strict_logp ? strict : native};
 }
 
-Rank::Rank(const Plan& p, std::unique_ptr<World> world)
+Rank::Rank(const Plan& p, std::unique_ptr<World> host, std::chrono::milliseconds timeout)
     : plan(p),
-      world_(std::move(world)),
-      everyone(world_->group(all_ranks(world_->size()), "all")),
-      ops(make_op_tables(plan, world_->rank())),
+      host_(std::move(host)),
+      everyone(host_->group(all_ranks(host_->size()), "all")),
+      ops(make_op_tables(plan, host_->rank())),
+      device_(open_device_world(plan, *host_, timeout)),
+      world(device_ ? *device_ : *host_),
       tokenizer(plan.model_root / "tokenizer.json"),
       prompts(plan.prompt_data, prompt_options(plan), tokenizer),
-      rope(device_rope(plan)),
-      train_tp(world_->group(topology().tp_group(index()), "tp")),
-      rollout_tp(world_->group(topology().rollout_tp_group(index()), "rollout tp")),
-      weights(plan.model, *world_, topology(), true) {
+      rope(upload_rope(*ops.strict, plan.model)),
+      train_tp(world.group(topology().tp_group(index()), "tp")),
+      rollout_tp(world.group(topology().rollout_tp_group(index()), "rollout tp")),
+      weights(plan.model, world, topology(), true) {
   load(weights, *ops.strict, plan.model_root, plan.model);
   if (plan.options.kl_coef > 0) {
-    reference = std::make_unique<Weights>(plan.model, *world_, topology(), false);
+    reference = std::make_unique<Weights>(plan.model, world, topology(), false);
     load(*reference, *ops.strict, plan.ref_load.empty() ? plan.model_root : plan.ref_load,
          plan.model);
   }
   if (plan.options.trace_ops) trace = std::make_unique<OpTrace>(plan.run_dir, index(), *ops.strict);
   train_context = {.attention = ops.attention, .ffn = ops.ffn, .logp = ops.logp,
                    .stream = nullptr, .tp = train_tp.get(), .config = plan.model,
-                   .rope = rope.data(), .trace = trace.get()};
+                   .rope = static_cast<const float*>(rope.ensure(0)), .trace = trace.get()};
   rollout_context = train_context;
   rollout_context.tp = rollout_tp.get();
-  trainer = std::make_unique<Trainer>(train_context, weights, *world_, trainer_options(plan));
-  engine = std::make_unique<RolloutEngine>(rollout_context, *world_, rollout_options(plan));
+  trainer = std::make_unique<Trainer>(train_context, weights, world, trainer_options(plan));
+  engine = std::make_unique<RolloutEngine>(rollout_context, world, rollout_options(plan));
+  if (leader()) reward = make_reward(plan.task.reward);
 }
 
 Rank::~Rank() = default;

@@ -1,6 +1,7 @@
 #pragma once
 // Everything one rank holds while it works on a plan. Made once; owned by worker_main; one thread.
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
@@ -8,6 +9,7 @@
 #include "rlk/comm/world.h"
 #include "rlk/data/checkpoint.h"
 #include "rlk/data/prompts.h"
+#include "rlk/data/reward.h"
 #include "rlk/data/tokenizer.h"
 #include "rlk/model/weights.h"
 #include "rlk/plan/plan.h"
@@ -30,19 +32,22 @@ OpTables make_op_tables(const Plan&, int rank);
 
 class Rank {
  public:
-  Rank(const Plan&, std::unique_ptr<World> world);
+  // `host` is the launcher's shared memory; CUDA ranks open a world of device memory beside it.
+  Rank(const Plan&, std::unique_ptr<World> host, std::chrono::milliseconds timeout);
   ~Rank();
 
-  int index() const { return world_->rank(); }
+  int index() const { return host_->rank(); }
   bool leader() const { return index() == 0; }
 
   const Plan plan;
-  std::unique_ptr<World> world_;
-  std::unique_ptr<Communicator> everyone;  // host data of all ranks
+  std::unique_ptr<World> host_;
+  std::unique_ptr<Communicator> everyone;  // all ranks, for data in host memory
   OpTables ops;
+  std::unique_ptr<World> device_;  // null on the CPU, where the host's world is the engines' too
+  World& world;
   Tokenizer tokenizer;
   PromptSet prompts;
-  std::vector<float> rope;
+  DeviceBuffer rope;
   std::unique_ptr<Communicator> train_tp, rollout_tp;
   Weights weights;
   std::unique_ptr<Weights> reference;  // null without KL
@@ -50,6 +55,7 @@ class Rank {
   Context train_context, rollout_context;
   std::unique_ptr<Trainer> trainer;
   std::unique_ptr<RolloutEngine> engine;
+  std::unique_ptr<Reward> reward;  // rank 0 alone
 
   const Topology& topology() const { return plan.options.topology; }
 };

@@ -1,43 +1,29 @@
 #include "rewards.h"
 
 namespace rlk {
-namespace {
-
-double judge(const std::string& response, const std::string& label) {
-  const size_t at = response.rfind("\\boxed{");
-  if (at == std::string::npos) return 0;
-  const size_t begin = at + 7, end = response.find('}', begin);
-  return end != std::string::npos && response.substr(begin, end - begin) == label ? 1 : 0;
-}
-
-}  // namespace
 
 std::vector<SampleText> reward_stage(Rank& rank, Trajectory& t) {
   std::vector<double> rewards(t.samples.size());
   std::vector<SampleText> texts;
   if (rank.leader()) {
-    for (size_t i = 0; i < t.samples.size(); ++i) {
-      const Sample& s = t.samples[i];
-      const std::span<const int32_t> ids(s.tokens);
+    std::vector<RewardRequest> requests;
+    for (const Sample& s : t.samples) {
+      const std::span<const int32_t> response = std::span(s.tokens).subspan(s.prompt_len);
       SampleText text;
       text.prompt = s.prompt;
       text.sample = s.sample;
       text.prompt_text = rank.prompts.text(s.prompt);
-      text.response_text = rank.tokenizer.decode(ids.subspan(s.prompt_len), true);
+      text.response_text = rank.tokenizer.decode(response, true);
       text.label = rank.prompts.label(s.prompt);
       text.truncated = s.truncated;
-      text.reward = rewards[i] = judge(text.response_text, text.label);
+      requests.push_back({s.prompt, s.sample, text.prompt_text, text.response_text, text.label,
+                          {response.begin(), response.end()}});
       texts.push_back(std::move(text));
     }
+    rewards = rank.reward->score(requests);
+    for (size_t i = 0; i < texts.size(); ++i) texts[i].reward = rewards[i];
   }
-  const Ops& ops = *rank.ops.strict;
-  DeviceBuffer memory(ops);
-  const size_t bytes = rewards.size() * sizeof(double);
-  void* device = memory.ensure(static_cast<int64_t>(bytes));
-  ops.copy(nullptr, device, rewards.data(), bytes);
-  rank.everyone->broadcast(nullptr, device, bytes, 0);
-  ops.copy(nullptr, rewards.data(), device, bytes);
-  ops.synchronize(nullptr);
+  rank.everyone->broadcast(nullptr, rewards.data(), rewards.size() * sizeof(double), 0);
   for (size_t i = 0; i < rewards.size(); ++i) t.samples[i].reward = rewards[i];
   return texts;
 }

@@ -40,14 +40,8 @@ const int32_t* unpack(const int32_t* in, std::vector<Sample>& samples) {
 // Every rank's words, in rank order.
 std::vector<int32_t> share_words(Rank& rank, const std::vector<int32_t>& mine) {
   const int size = rank.everyone->size();
-  const Ops& ops = *rank.ops.strict;
-  DeviceBuffer memory(ops);
   auto gather = [&](const void* data, int64_t bytes, void* all) {
-    auto* device = static_cast<char*>(memory.ensure((size + 1) * bytes));
-    ops.copy(nullptr, device, data, static_cast<size_t>(bytes));
-    rank.everyone->all_gather(nullptr, device, device + bytes, static_cast<size_t>(bytes));
-    ops.copy(nullptr, all, device + bytes, static_cast<size_t>(size * bytes));
-    ops.synchronize(nullptr);
+    rank.everyone->all_gather(nullptr, data, all, static_cast<size_t>(bytes));
   };
   const auto words = static_cast<int64_t>(mine.size());
   std::vector<int64_t> counts(size);

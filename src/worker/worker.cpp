@@ -52,7 +52,7 @@ int worker_main(const std::vector<std::string>& args) {
   try {
     status.ready();
     status.phase("load", 0);
-    Rank rank(plan, std::move(world));
+    Rank rank(plan, std::move(world), std::chrono::milliseconds(w.timeout_ms));
     run_steps(rank, status);
     status.done();
     return kExitOk;
