@@ -24,6 +24,7 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")  # false positives in "x" + std::string
 endif()
 target_compile_options(rlk_flags INTERFACE
   "$<$<COMPILE_LANGUAGE:CUDA>:${RLK_CUDA_NUMERIC_FLAGS};--expt-relaxed-constexpr;-Werror=all-warnings;-Xcompiler=-Wall,-Wextra,-march=x86-64-v3,-ffp-contract=off>")
+target_compile_definitions(rlk_flags INTERFACE $<$<BOOL:${RLK_CUDA}>:RLK_CUDA>)
 if(RLK_SANITIZE)
   target_compile_options(rlk_flags INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${RLK_SANITIZE} -fno-omit-frame-pointer -g>)
