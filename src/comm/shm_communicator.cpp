@@ -1,6 +1,6 @@
 #include "shm_communicator.h"
 
-#include <immintrin.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <cstring>
@@ -15,13 +15,14 @@ namespace {
 using shm::Kind;
 using shm::Signature;
 
-// A waiter looks this often before it sleeps. Long enough for a peer that runs on another core at
-// this moment, short enough to cost nothing where ranks share cores.
-constexpr int kSpins = 200;
+// A waiter lets others run this often before it sleeps. With more ranks than cores a yield hands
+// the core to a peer that has not arrived, which costs a third of a sleep and a wake-up; a rank
+// with a core of its own gets its core back at once, and looks again. Measured:
+// docs/bench/cpu-collectives.csv.
+constexpr int kYields = 16;
 
-// From this many fp32 values on, each member reduces a slice and shares it (measured:
-// docs/architecture.md).
-constexpr int64_t kSlicedFrom = 8 << 10;
+// From this many fp32 values on, each member reduces a slice and shares it.
+constexpr int64_t kSlicedFrom = 4 << 10;
 
 const char* kind_name(Kind kind) {
   switch (kind) {
@@ -85,8 +86,8 @@ void ShmCommunicator::meet(const Signature& signature) {
 void ShmCommunicator::wait(const Signature& signature) {
   const uint32_t done = 2 * meetings_;
   uint32_t epoch = group_->epoch.load(std::memory_order_acquire);
-  for (int i = 0; epoch != done && i < kSpins; ++i) {
-    _mm_pause();
+  for (int i = 0; epoch != done && i < kYields; ++i) {
+    sched_yield();
     epoch = group_->epoch.load(std::memory_order_acquire);
   }
   const auto deadline = std::chrono::steady_clock::now() + view_.timeout;

@@ -21,7 +21,7 @@ inline constexpr size_t kArenaAlignment = 4096;
 
 // A collective moves its data through staging in chunks of this size: a few fit into an L2 cache,
 // and a meeting of eight processes on two cores costs about as much as copying one
-// (docs/architecture.md).
+// (docs/bench/cpu-collectives.csv).
 inline constexpr size_t kChunkBytes = 256 << 10;
 // A member's staging: two chunks (one being written, one being read) and the two slices of the
 // result that it reduced.

@@ -1,5 +1,5 @@
-// Times the shared-memory collectives: comm_bench [ranks]. Prints the median of repetitions,
-// microseconds a call on rank 0.
+// Times the shared-memory collectives: comm_bench [ranks [largest message, bytes]]. Prints the
+// median of repetitions, microseconds a call on rank 0.
 
 #include <unistd.h>
 
@@ -26,13 +26,14 @@ double median_us(Communicator& comm, int calls, const std::function<void()>& cal
   return samples[4];
 }
 
-std::string bench(World& world) {
+std::string bench(World& world, size_t largest) {
   std::vector<int> members;
   for (int r = 0; r < world.size(); ++r) members.push_back(r);
   auto comm = world.group(members, "world");
   std::string report;
   const auto row = [&](const std::string& what, size_t bytes, int calls,
                        const std::function<void()>& call) {
+    if (bytes > largest) return;
     char line[128];
     std::snprintf(line, sizeof line, "%-18s %10zu bytes %10.1f us\n", what.c_str(), bytes,
                   median_us(*comm, calls, call));
@@ -57,7 +58,9 @@ std::string bench(World& world) {
 
 int main(int argc, char** argv) {
   const int count = argc > 1 ? std::atoi(argv[1]) : 8;
-  rlk::test::Ranks ranks(count, 0, std::chrono::seconds(60), rlk::bench);
+  const size_t largest = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 8 << 20;
+  rlk::test::Ranks ranks(count, 0, std::chrono::seconds(60),
+                         [=](rlk::World& world) { return rlk::bench(world, largest); });
   const auto ends = ranks.collect(std::chrono::seconds(300));
   std::printf("%d ranks on %u cores\n%s", count, std::thread::hardware_concurrency(),
               ends[0].text.c_str());
