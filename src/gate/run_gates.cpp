@@ -1,8 +1,10 @@
 // Gates about the run itself: steps, ranks, kernels, graphs, rollout_weights, manifest.
 #include <algorithm>
 #include <set>
+#include <string_view>
 
 #include "gate_functions.h"
+#include "rlk/base/file.h"
 #include "rlk/base/sha256.h"
 #include "rlk/run/json_fields.h"
 #include "rlk/run/manifest_digest.h"
@@ -12,76 +14,57 @@ namespace {
 
 // ---- kernels ----------------------------------------------------------------------------------
 
-enum class Module { attention, ffn, logp, other };
+// Ops of the Ops table that a strict step cannot do without. On every rank, since each runs the
+// forward:
+constexpr const char* kForwardOps[] = {"embedding",     "rms_norm",  "gemm",
+                                       "qk_norm_rope",  "attention", "logprob_stats",
+                                       "logprob_merge", "swiglu"};
+// and on some rank, since a small batch may leave others without work:
+constexpr const char* kOtherOps[] = {
+    "sample",       "logprob_bwd",     "gemm_dgrad",       "gemm_wgrad",
+    "swiglu_bwd",   "attention_delta", "attention_bwd_dq", "attention_bwd_dkv",
+    "rms_norm_bwd", "rms_norm_wgrad",  "qk_norm_rope_bwd", "embedding_bwd",
+    "adamw"};
 
-// An op of the Ops table that a step cannot do without. `everywhere`: on every rank, since each
-// runs the forward; other ops may have no work on some ranks of a small batch.
-struct RequiredOp {
-  const char* name;
-  Module module;
-  bool everywhere;
-};
-constexpr RequiredOp kRequiredOps[] = {{"embedding", Module::other, true},
-                                       {"rms_norm", Module::other, true},
-                                       {"gemm", Module::ffn, true},
-                                       {"qk_norm_rope", Module::other, true},
-                                       {"attention", Module::attention, true},
-                                       {"swiglu", Module::other, true},
-                                       {"logprob_stats", Module::logp, true},
-                                       {"logprob_merge", Module::logp, true},
-                                       {"sample", Module::other, false},
-                                       {"sample_merge", Module::other, false},
-                                       {"logprob_bwd", Module::logp, false},
-                                       {"gemm_dgrad", Module::ffn, false},
-                                       {"gemm_wgrad", Module::ffn, false},
-                                       {"swiglu_bwd", Module::other, false},
-                                       {"attention_delta", Module::other, false},
-                                       {"attention_bwd_dq", Module::attention, false},
-                                       {"attention_bwd_dkv", Module::attention, false},
-                                       {"qk_norm_rope_bwd", Module::other, false},
-                                       {"rms_norm_bwd", Module::other, false},
-                                       {"rms_norm_wgrad", Module::other, false},
-                                       {"embedding_bwd", Module::other, false},
-                                       {"adamw", Module::other, false}};
-
-// Does the mode make this op strict?
-bool must_be_strict(const RequiredOp& op, const Facts& facts) {
-  switch (op.module) {
-    case Module::attention:
-      return facts.strict_attention;
-    case Module::ffn:
-      return facts.strict_ffn;
-    case Module::logp:
-      return facts.strict_logp;
-    case Module::other:
-      break;
-  }
+// Does the mode make this op strict? Ops of no module are strict when all modules are.
+bool must_be_strict(std::string_view op, const Facts& facts) {
+  if (op.starts_with("gemm")) return facts.strict_ffn;
+  if (op.starts_with("logprob")) return facts.strict_logp;
+  if (op == "attention" || op.starts_with("attention_bwd")) return facts.strict_attention;
   return facts.promises_equality();
 }
 
+uint64_t calls_of(const RankRecord& rank, const char* op) {
+  const auto found = rank.ops.find(op);
+  return found == rank.ops.end() ? 0 : found->second.calls;
+}
+
 struct KernelCounts {
-  uint64_t strict_ops = 0, calls = 0, fallbacks = 0;
+  std::set<std::string> strict_ops;
+  uint64_t calls = 0, fallbacks = 0;
 };
 
-void check_op(const RequiredOp& op, const std::vector<RankRecord>& ranks, KernelCounts* counts,
-              GateResult* result) {
-  uint64_t calls = 0;
-  for (const RankRecord& rank : ranks) {
-    const std::string where = std::string(op.name) + " on rank " + std::to_string(rank.rank);
-    const std::string path = RunReader::rank_record_path(rank.rank);
-    const auto found = rank.ops.find(op.name);
-    if (found == rank.ops.end()) return fail(result, where + " is not reported", path);
-    const OpReadback& readback = found->second;
-    if (!readback.strict)
-      fail(result, where + " ran " + readback.implementation + ", which is not strict", path);
-    if (readback.implementation != ranks.front().ops.at(op.name).implementation)
-      fail(result, where + " ran " + readback.implementation + ", rank 0 another", path);
-    if (op.everywhere && readback.calls == 0) fail(result, where + " never ran", path);
-    calls += readback.calls;
+// What one rank says that it ran.
+void check_readback(const RankRecord& rank, const RankRecord& first, const Facts& facts,
+                    KernelCounts* counts, GateResult* result) {
+  const std::string path = RunReader::rank_record_path(rank.rank);
+  for (const auto& [name, op] : rank.ops) {
+    const std::string where = name + " on rank " + std::to_string(rank.rank);
+    counts->fallbacks += op.fallbacks;
+    if (op.fallbacks > 0)
+      fail(result, where + " fell back " + std::to_string(op.fallbacks) + " times", path);
+    if (op.calls == 0 || !must_be_strict(name, facts)) continue;
+    if (!op.strict)
+      fail(result, where + " ran " + op.implementation + ", which is not strict", path);
+    const auto on_first = first.ops.find(name);
+    if (on_first != first.ops.end() && on_first->second.implementation != op.implementation) {
+      fail(result,
+           where + " ran " + op.implementation + ", rank 0 " + on_first->second.implementation,
+           path);
+    }
+    counts->strict_ops.insert(name);
+    counts->calls += op.calls;
   }
-  if (calls == 0) fail(result, std::string(op.name) + " never ran on any rank");
-  ++counts->strict_ops;
-  counts->calls += calls;
 }
 
 // ---- rollout weights ----------------------------------------------------------------------------
@@ -205,8 +188,15 @@ void gate_steps(const Run& run, GateResult* result) {
 }
 
 void gate_ranks(const Run& run, GateResult* result) {
-  if (std::filesystem::exists(run.reader.dir() / "failure.json"))
-    fail(result, "a rank recorded a failure", "failure.json");
+  const std::filesystem::path failure = run.reader.dir() / "failure.json";
+  if (std::filesystem::exists(failure)) {
+    const Json f = parse_json(read_file(failure), "failure.json");
+    fail(result,
+         "rank " + std::to_string(json_field<int>(f, "rank", "failure.json")) + " failed in " +
+             json_field<std::string>(f, "phase", "failure.json") + ": " +
+             json_field<std::string>(f, "message", "failure.json"),
+         "failure.json");
+  }
   if (run.facts.status != "finished")
     fail(result,
          "the run is " + run.facts.status +
@@ -245,27 +235,31 @@ void gate_kernels(const Run& run, GateResult* result) {
   std::vector<RankRecord> ranks;
   for (int rank = 0; rank < run.facts.ranks; ++rank) ranks.push_back(run.reader.rank_record(rank));
   KernelCounts counts;
-  for (const RequiredOp& op : kRequiredOps)
-    if (must_be_strict(op, run.facts)) check_op(op, ranks, &counts, result);
-  for (const RankRecord& rank : ranks) {
-    for (const auto& [name, op] : rank.ops) {
-      counts.fallbacks += op.fallbacks;
-      if (op.fallbacks > 0)
-        fail(result,
-             name + " on rank " + std::to_string(rank.rank) + " fell back " +
-                 std::to_string(op.fallbacks) + " times",
+  for (const RankRecord& rank : ranks)
+    check_readback(rank, ranks.front(), run.facts, &counts, result);
+  for (const char* op : kForwardOps) {
+    for (const RankRecord& rank : ranks) {
+      if (must_be_strict(op, run.facts) && calls_of(rank, op) == 0)
+        fail(result, std::string(op) + " on rank " + std::to_string(rank.rank) + " never ran",
              RunReader::rank_record_path(rank.rank));
     }
   }
-  if (counts.strict_ops == 0 && result->verdict == Verdict::pass) {
+  for (const char* op : kOtherOps) {
+    const bool ran = std::any_of(ranks.begin(), ranks.end(),
+                                 [&](const RankRecord& rank) { return calls_of(rank, op) > 0; });
+    if (must_be_strict(op, run.facts) && !ran)
+      fail(result, std::string(op) + " never ran on any rank");
+  }
+  if (counts.strict_ops.empty() && result->verdict == Verdict::pass) {
     result->verdict = Verdict::not_applicable;
     result->detail = "native mode makes no op strict";
     return;
   }
-  result->figures = {
-      {"strict_ops", counts.strict_ops}, {"calls", counts.calls}, {"fallbacks", counts.fallbacks}};
+  result->figures = {{"strict_ops", counts.strict_ops.size()},
+                     {"calls", counts.calls},
+                     {"fallbacks", counts.fallbacks}};
   if (result->verdict == Verdict::pass)
-    result->detail = std::to_string(counts.strict_ops) + " strict ops, " +
+    result->detail = std::to_string(counts.strict_ops.size()) + " strict ops, " +
                      std::to_string(counts.calls) + " calls, no fallback";
 }
 

@@ -392,7 +392,7 @@ const Damage kRankDamage[] = {
      {},
      [](const fs::path& run) { RunWriter(run).write_failure(1, "rollout", "boom"); },
      {"ranks"},
-     "a rank recorded a failure"},
+     "rank 1 failed in rollout: boom"},
     {"Fallback",
      [](RunContent& c) { c.ranks[6].ops["swiglu"].fallbacks = 2; },
      {},
@@ -418,15 +418,15 @@ const Damage kRankDamage[] = {
      {"kernels"},
      "logprob_stats on rank 3 never ran"},
     {"OpNotReported",
-     [](RunContent& c) { c.ranks[3].ops.erase("gemm_wgrad"); },
+     [](RunContent& c) { c.ranks[3].ops.erase("gemm"); },
      {},
      {"kernels"},
-     "gemm_wgrad on rank 3 is not reported"},
+     "gemm on rank 3 never ran"},
     {"OtherImplementationOnOneRank",
      [](RunContent& c) { c.ranks[3].ops["gemm"].implementation = "cpu.old"; },
      {},
      {"kernels"},
-     "gemm on rank 3 ran cpu.old, rank 0 another"},
+     "gemm on rank 3 ran cpu.old, rank 0 cpu"},
 };
 
 const Damage kWeightDamage[] = {

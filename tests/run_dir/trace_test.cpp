@@ -182,7 +182,7 @@ TraceComparison compare_phases(const std::function<void(std::vector<TraceRecord>
   edit(records);
   TempDir dir;
   write_trace(dir.path(), 4, records, 3);
-  return compare_trace_phases(dir.path());
+  return compare_trace_phases(dir.path(), TracePhase::rollout, TracePhase::score);
 }
 
 }  // namespace

@@ -87,6 +87,6 @@ TraceComparison compare_traces(const std::filesystem::path& run_a,
 // skipped: phases may compute different rows.
 TraceComparison compare_trace_phases(const std::filesystem::path& run,
                                      TracePhase a = TracePhase::rollout,
-                                     TracePhase b = TracePhase::score);
+                                     TracePhase b = TracePhase::train_forward);
 
 }  // namespace rlk
