@@ -67,6 +67,7 @@ __device__ inline void wgmma_keep(float (&d)[N]) {
 #define RLK_REGS_8 RLK_R8(0, 1, 2, 3, 4, 5, 6, 7)
 #define RLK_REGS_12 RLK_REGS_8 ",%8,%9,%10,%11"
 #define RLK_REGS_16 RLK_REGS_8 "," RLK_R8(8, 9, 10, 11, 12, 13, 14, 15)
+#define RLK_REGS_20 RLK_REGS_16 ",%16,%17,%18,%19"
 #define RLK_REGS_24 RLK_REGS_16 "," RLK_R8(16, 17, 18, 19, 20, 21, 22, 23)
 #define RLK_REGS_32 RLK_REGS_24 "," RLK_R8(24, 25, 26, 27, 28, 29, 30, 31)
 #define RLK_REGS_40 RLK_REGS_32 "," RLK_R8(32, 33, 34, 35, 36, 37, 38, 39)
@@ -87,6 +88,7 @@ __device__ inline void wgmma_keep(float (&d)[N]) {
 #define RLK_D32(i) RLK_D16(i), RLK_D16(i + 16)
 #define RLK_D64(i) RLK_D32(i), RLK_D32(i + 32)
 #define RLK_D12(i) RLK_D8(i), RLK_D4(i + 8)
+#define RLK_D20(i) RLK_D16(i), RLK_D4(i + 16)
 #define RLK_D24(i) RLK_D16(i), RLK_D8(i + 16)
 #define RLK_D48(i) RLK_D32(i), RLK_D16(i + 32)
 #define RLK_D96(i) RLK_D64(i), RLK_D32(i + 64)
@@ -114,8 +116,9 @@ __device__ inline void wgmma_keep(float (&d)[N]) {
                  "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(kMnB)))
 
 template <int N>
-inline constexpr bool kWgmmaColumns = N == 8 || N == 16 || N == 24 || N == 32 || N == 48 ||
-                                      N == 64 || N == 96 || N == 128 || N == 192 || N == 256;
+inline constexpr bool kWgmmaColumns =
+    N == 8 || N == 16 || N == 24 || N == 32 || N == 40 || N == 48 || N == 64 || N == 96 ||
+    N == 128 || N == 192 || N == 256;
 
 // One k16 step, both operands in shared memory; kMnA / kMnB: that operand is MN-major. !accumulate
 // starts a chain from +0.
@@ -127,6 +130,7 @@ __device__ inline void wgmma_ss(float (&d)[N / 2], uint64_t a_desc, uint64_t b_d
   RLK_SS(16, 8, RLK_D8(0), 8, 9, 10, 11, 12);
   RLK_SS(24, 12, RLK_D12(0), 12, 13, 14, 15, 16);
   RLK_SS(32, 16, RLK_D16(0), 16, 17, 18, 19, 20);
+  RLK_SS(40, 20, RLK_D20(0), 20, 21, 22, 23, 24);
   RLK_SS(48, 24, RLK_D24(0), 24, 25, 26, 27, 28);
   RLK_SS(64, 32, RLK_D32(0), 32, 33, 34, 35, 36);
   RLK_SS(96, 48, RLK_D48(0), 48, 49, 50, 51, 52);
@@ -146,6 +150,7 @@ __device__ inline void wgmma_rs(float (&d)[N / 2], const uint32_t (&a)[4], uint6
   RLK_RS(16, 8, RLK_D8(0), 8, 9, 10, 11, 12, 13, 14);
   RLK_RS(24, 12, RLK_D12(0), 12, 13, 14, 15, 16, 17, 18);
   RLK_RS(32, 16, RLK_D16(0), 16, 17, 18, 19, 20, 21, 22);
+  RLK_RS(40, 20, RLK_D20(0), 20, 21, 22, 23, 24, 25, 26);
   RLK_RS(48, 24, RLK_D24(0), 24, 25, 26, 27, 28, 29, 30);
   RLK_RS(64, 32, RLK_D32(0), 32, 33, 34, 35, 36, 37, 38);
   RLK_RS(96, 48, RLK_D48(0), 48, 49, 50, 51, 52, 53, 54);

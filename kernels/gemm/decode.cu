@@ -1,7 +1,6 @@
-// Few-token gemm: picks how to cut the work and launches kernels/gemm/decode.cuh.
+// Few-token gemm: picks the tile and launches kernels/gemm/decode.cuh.
 
 #include <algorithm>
-#include <array>
 
 #include "kernels/common/grid.h"
 #include "kernels/common/launch.h"
@@ -12,10 +11,7 @@
 namespace rlk::cuda {
 namespace {
 
-constexpr std::array kRowChoices = {8, 16, 24, 32, 48, 64, 96};
-constexpr std::array kClusterChoices = {1, 2, 4, 8};
-
-using Kernel = void (*)(CUtensorMap, CUtensorMap, DecodeShape, void*, bool, int);
+using Kernel = void (*)(CUtensorMap, CUtensorMap, DecodeShape, void*, bool);
 
 Kernel kernel_for(int rows) {
   switch (rows) {
@@ -27,90 +23,80 @@ Kernel kernel_for(int rows) {
       return decode::kernel<24>;
     case 32:
       return decode::kernel<32>;
+    case 40:
+      return decode::kernel<40>;
     case 48:
       return decode::kernel<48>;
     case 64:
       return decode::kernel<64>;
-    case 96:
-      return decode::kernel<96>;
     default:
       throw Error("gemm: no decode kernel of " + std::to_string(rows) + " rows");
   }
 }
 
-bool fits(const DecodePlan& plan, int slices) {
-  return slices % plan.cluster == 0 && plan.rows / 8 % plan.cluster == 0;
+// Microseconds with tiles of `rows`, fitted to an H200: the device streams 4.3 MB of weights a
+// microsecond and 11 MB of weights and activations; one SM 58 KB of weights, 35 KB where its
+// neighbour in the TPC streams too, 100 KB of both; a step of the chains takes 0.2 us. Full rounds,
+// then what is left over.
+double cost(int rows, const GemmArgs& a) {
+  const double k_bytes = static_cast<double>(a.ks) * a.slices * sizeof(bf16);
+  const double weights = rows * k_bytes, both = weights + static_cast<double>(a.T) * k_bytes;
+  const double steps = static_cast<double>(ceil_div(a.ks, decode::kStageBlocks * 64)) * a.slices;
+  const int64_t tiles = ceil_div(a.N, rows), sms = sm_count();
+  const auto round = [&](int64_t ctas) {
+    const auto n = static_cast<double>(ctas);
+    return std::max({n * weights / 4.3e6, n * both / 11e6, weights / (ctas > sms / 2 ? 35e3 : 58e3),
+                     both / 100e3, steps * 0.2});
+  };
+  const int64_t rest = tiles % sms;
+  return static_cast<double>(tiles / sms) * round(sms) + (rest > 0 ? round(rest) : 0.0);
 }
 
-// Microseconds of a plan, from what an H200 showed (docs/numerics.md has no part in it: speed
-// only). A kernel streams its weights at 4.2 MB/us at best; two SMs of a TPC that both stream take
-// turns at 78 KB/us of weights; activations come from L2 at about a third of that cost. Clusters of
-// 4 and 8 leave SMs idle.
-double cost(const DecodePlan& plan, const GemmArgs& a) {
-  const int sms = sm_count();
-  const double k = static_cast<double>(a.ks) * a.slices * sizeof(bf16);
-  const double weights = static_cast<double>(a.N) * k;
-  const int64_t tiles = ceil_div(a.N, plan.rows);
-  const int64_t slots = plan.cluster <= 2 ? sms / plan.cluster : sms * 10 / 11 / plan.cluster;
-  const int64_t rounds = ceil_div(tiles, slots);
-  const int64_t ctas = std::min(tiles, slots) * plan.cluster;
-  const double per_tpc = ctas > sms / 2 ? 2.0 : 1.0;
-  const double share = static_cast<double>(rounds) * k / plan.cluster * per_tpc;
-  const double stream = share * plan.rows / 78e3 + share * static_cast<double>(a.T) / 250e3;
-  const double exchange = plan.cluster > 1 ? 0.5 : 0.0;
-  return std::max(weights / 4.2e6, stream) + exchange;
+// [slices][rows][ks]: slices are a dimension of their own, so that a slice's last block is
+// zero-filled. The innermost dimension is a whole slice, not one block: TMA then asks L2 for 256
+// bytes of a row at a time.
+CUtensorMap operand(const char* name, const bf16* p, const GemmArgs& a, int64_t rows, int64_t ld,
+                    int box_rows, int64_t slice) {
+  return tensor_map(name, p, TmaType::bf16,
+                    {{a.ks, 1, 64}, {rows, ld, box_rows}, {a.slices, slice, 1}});
 }
 
 }  // namespace
 
-DecodePlan decode_plan(const GemmArgs& a) {
-  DecodePlan best{};
-  double best_cost = 0;
-  for (const int cluster : kClusterChoices)
-    for (const int rows : kRowChoices) {
-      const DecodePlan plan{rows, cluster};
-      if (!fits(plan, a.slices)) continue;
-      const double c = cost(plan, a);
-      if (best.rows == 0 || c < best_cost) best = plan, best_cost = c;
-    }
+int decode_rows(const GemmArgs& a) {
+  int best = 64;
+  for (const int rows :
+       {48, 40, 32, 24, 16, 8})  // a smaller tile must be worth it: the fit is that good
+    if (cost(rows, a) < 0.985 * cost(best, a)) best = rows;
   return best;
 }
 
-void gemm_decode(Stream stream, const GemmArgs& a, const DecodePlan& plan) {
+void gemm_decode(Stream stream, const GemmArgs& a, int rows) {
   require(a.T <= decode::kMaxTokens, "gemm", "decode takes at most 64 tokens");
-  require(fits(plan, a.slices), "gemm", "decode plan does not divide the slices");
-  constexpr int kStep = decode::kStageBlocks * 64;
   DecodeShape shape{};
   shape.tokens = static_cast<int>(a.T);
   shape.token_rows = static_cast<int>(ceil_div(a.T, 8) * 8);
   shape.rows = static_cast<int>(a.N);
-  shape.slices = a.slices;
-  shape.slice_steps = static_cast<int>(ceil_div(a.ks, kStep));
+  shape.halves = a.slices > 1 ? 2 : 1;
+  shape.slices = a.slices / shape.halves;
+  shape.slice_steps = static_cast<int>(ceil_div(a.ks, decode::kStageBlocks * 64));
   shape.ldy = a.ldy;
   shape.weights_ready = a.w_ready;
 
-  const int stage_bytes = decode::weight_bytes(plan.rows) + decode::token_bytes(shape.token_rows);
-  const int tail = plan.cluster > 1 ? std::max(8192, decode::exchange_bytes(plan.rows)) : 8192;
-  constexpr int kFixed = 1024 + 8;  // alignment; the exchange's barrier
-  shape.stage_count = (static_cast<int>(kMaxSharedBytes) - kFixed - tail) / (stage_bytes + 2 * 8);
-  const int64_t tiles = ceil_div(a.N, plan.rows);
-  const int64_t clusters = plan.cluster > 1 ? tiles : std::min<int64_t>(tiles, sm_count());
+  const int stage_bytes = decode::weight_bytes(rows) + decode::token_bytes(shape.token_rows);
+  const int free_bytes = static_cast<int>(kMaxSharedBytes) - 1024 /* alignment */ -
+                         8192 /* padding */ - decode::exchange_bytes(rows) - 8;
+  shape.stage_count = free_bytes / (stage_bytes + 2 * 8) / 2 * 2;
 
-  const CUtensorMap x =
-      tensor_map("gemm x", a.x, TmaType::bf16,
-                 {{a.ks, 1, 64}, {a.T, a.ldx, shape.token_rows}, {a.slices, a.ks, 1}});
-  const CUtensorMap w =
-      tensor_map("gemm w", a.w, TmaType::bf16,
-                 {{a.ks, 1, 64}, {a.N, a.ldw, plan.rows}, {a.slices, a.w_slice, 1}});
+  const CUtensorMap x = operand("gemm x", a.x, a, a.T, a.ldx, shape.token_rows, a.ks);
+  const CUtensorMap w = operand("gemm w", a.w, a, a.N, a.ldw, rows, a.w_slice);
   Launch l;
-  l.grid = dim3(static_cast<unsigned>(clusters * plan.cluster));
+  l.grid = dim3(static_cast<unsigned>(std::min<int64_t>(ceil_div(a.N, rows), sm_count())));
   l.block = dim3(decode::kThreads);
-  // All of it, also where fewer stages would do: exactly one CTA an SM.
-  l.shared_bytes = kMaxSharedBytes;
-  l.cluster = plan.cluster;
+  l.shared_bytes = kMaxSharedBytes;  // also where fewer stages would do: exactly one CTA an SM
   l.dependent = true;
   l.stream = stream_of(stream);
-  launch("gemm", l, kernel_for(plan.rows), x, w, shape, a.y, a.out_f32, plan.cluster);
+  launch("gemm", l, kernel_for(rows), x, w, shape, a.y, a.out_f32);
 }
 
 }  // namespace rlk::cuda

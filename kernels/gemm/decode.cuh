@@ -4,12 +4,13 @@
 // aligned tree.
 //
 // Tokens are the wgmma's M operand (64 rows, those past T multiply whatever follows in shared
-// memory and are dropped), kRows weight rows its N operand. A CTA runs the slices of its rows one
-// after another with the tree in registers, or a cluster of `cluster` CTAs shares them: each runs
-// slices/cluster adjacent ones, the partial sums are exchanged through distributed shared memory,
-// each CTA finishes its share of the rows. Stages fill the shared memory, so that one CTA owns an
-// SM and ~190 KB of weights are in flight there; the weights start streaming before the kernel
-// ahead has ended (programmatic dependent launch), activations after it.
+// memory and are dropped), kRows weight rows its N operand. A CTA computes all slices of its rows:
+// one consumer warpgroup the lower half of them, one the upper half, each with its subtree in
+// registers. One warpgroup alone falls behind: the weights are there long before the activations,
+// and what has piled up by then is worked off in half the time by two (4096 x 4096, T = 8: 10.4 us
+// against 9.3). Stages fill the shared memory, so that one CTA owns an SM and 150 KB and more of
+// weights are in flight there; the weights start streaming before the kernel ahead has ended
+// (programmatic dependent launch), the activations after it.
 
 #include "kernels/common/ptx.cuh"
 #include "kernels/common/vec.cuh"
@@ -19,11 +20,12 @@
 namespace rlk::cuda {
 
 struct DecodeShape {
-  int tokens;      // T
-  int token_rows;  // rows of x a stage holds: T rounded up to 8
-  int rows;        // N
-  int stage_count;
-  int slices;
+  int tokens;       // T
+  int token_rows;   // rows of x a stage holds: T rounded up to 8
+  int rows;         // N
+  int stage_count;  // a multiple of `halves`
+  int halves;       // consumer warpgroups at work: 2, or 1 where there is one slice
+  int slices;       // of one half
   int slice_steps;  // stages of one slice
   int64_t ldy;
   bool weights_ready;  // GemmArgs::w_ready
@@ -33,7 +35,8 @@ namespace decode {
 
 constexpr int kStageBlocks = 2;  // k64 blocks a stage: halves the barrier traffic
 constexpr int kMaxTokens = 64;
-constexpr int kThreads = 128 + 32;  // one consumer warpgroup, one producer warp
+constexpr int kProducerWarp = 8;  // after the two consumer warpgroups
+constexpr int kThreads = 2 * 128 + 32;
 
 constexpr int token_bytes(int token_rows) {
   return kStageBlocks * token_rows * 128;
@@ -41,7 +44,7 @@ constexpr int token_bytes(int token_rows) {
 constexpr int weight_bytes(int rows) {
   return kStageBlocks * rows * 128;
 }
-// Cluster exchange: the sums of 128 threads, 16 bytes for each 8 weight rows.
+// The upper half's sums on their way to the lower half: 16 bytes a thread for each 8 weight rows.
 constexpr int exchange_bytes(int rows) {
   return rows / 8 * 128 * 16;
 }
@@ -52,63 +55,106 @@ struct Smem {
   __device__ uint32_t weights(int s) const { return stages + s * stage_bytes; }
   __device__ uint32_t full(int s) const { return bars + s * 8; }
   __device__ uint32_t empty(int s) const { return bars + (stage_count + s) * 8; }
-  __device__ uint32_t received() const { return bars + 2 * stage_count * 8; }
+  __device__ uint32_t taken() const { return bars + 2 * stage_count * 8; }
 };
 
+// Position in the ring of stages; the halves take turns, so a consumer steps over the other's.
 struct Ring {
-  int stage = 0;
+  int stage;
   uint32_t phase = 0;
-  __device__ void advance(int count) {
-    if (++stage == count) {
-      stage = 0;
+  __device__ void advance(int step, int count) {
+    stage += step;
+    if (stage >= count) {
+      stage -= count;
       phase ^= 1;
     }
   }
 };
 
+// The producer thread: stages in the order in which the consumers take them: tile by tile, step by
+// step through a half's slices, the halves in turn.
 template <int kRows>
-struct Producer {
-  const CUtensorMap* x_map;
-  const CUtensorMap* w_map;
-  const DecodeShape& shape;
-  const Smem& smem;
-  uint64_t policy;
+class Producer {
+ public:
+  __device__ Producer(const CUtensorMap* x_map, const CUtensorMap* w_map, const DecodeShape& shape,
+                      const Smem& smem, int tiles)
+      : x_map_(x_map), w_map_(w_map), shape_(shape), smem_(smem) {
+    policy_ = l2_evict_first();
+    const int first = static_cast<int>(blockIdx.x), grid = static_cast<int>(gridDim.x);
+    const int mine = (tiles - first + grid - 1) / grid;
+    total_ = mine * shape.halves * shape.slices * shape.slice_steps;
+    ahead_ = min(total_, smem.stage_count);
+  }
 
-  __device__ void load_weights(int stage, int tile, int slice, int step) const {
+  // Fills every stage with weights; the activations follow in run().
+  __device__ void start() const {
+    Cursor at = begin();
+    for (int s = 0; s < ahead_; ++s, advance(at)) {
+      mbar_arrive_expect(smem_.full(s), smem_.stage_bytes);
+      load_weights(s, at);
+    }
+  }
+
+  __device__ void run() const {
+    grid_dependency_wait();
+    Cursor at = begin();
+    for (int s = 0; s < ahead_; ++s, advance(at)) load_tokens(s, at);
+    Ring ring{0, 1};  // past the first use of every stage, or never used again
+    for (int i = ahead_; i < total_; ++i, advance(at)) {
+      mbar_wait(smem_.empty(ring.stage), ring.phase ^ 1);
+      mbar_arrive_expect(smem_.full(ring.stage), smem_.stage_bytes);
+      load_weights(ring.stage, at);
+      load_tokens(ring.stage, at);
+      ring.advance(1, smem_.stage_count);
+    }
+  }
+
+ private:
+  struct Cursor {
+    int tile, slice, step, half;
+  };
+  __device__ Cursor begin() const { return {static_cast<int>(blockIdx.x), 0, 0, 0}; }
+  __device__ void advance(Cursor& at) const {
+    if (++at.half < shape_.halves) return;
+    at.half = 0;
+    if (++at.step < shape_.slice_steps) return;
+    at.step = 0;
+    if (++at.slice < shape_.slices) return;
+    at.slice = 0;
+    at.tile += static_cast<int>(gridDim.x);
+  }
+  __device__ void load_weights(int stage, const Cursor& at) const {
+#pragma unroll
     for (int q = 0; q < kStageBlocks; ++q)
-      tma_load_3d(smem.weights(stage) + q * kRows * 128, w_map, smem.full(stage),
-                  (step * kStageBlocks + q) * 64, tile * kRows, slice, policy);
+      tma_load_3d(smem_.weights(stage) + q * kRows * 128, w_map_, smem_.full(stage),
+                  (at.step * kStageBlocks + q) * 64, at.tile * kRows,
+                  at.half * shape_.slices + at.slice, policy_);
   }
-  __device__ void load_tokens(int stage, int slice, int step) const {
+  __device__ void load_tokens(int stage, const Cursor& at) const {
+    const uint32_t to = smem_.weights(stage) + weight_bytes(kRows);
+#pragma unroll
     for (int q = 0; q < kStageBlocks; ++q)
-      tma_load_3d(smem.weights(stage) + weight_bytes(kRows) + q * shape.token_rows * 128, x_map,
-                  smem.full(stage), (step * kStageBlocks + q) * 64, 0, slice);
+      tma_load_3d(to + q * shape_.token_rows * 128, x_map_, smem_.full(stage),
+                  (at.step * kStageBlocks + q) * 64, 0, at.half * shape_.slices + at.slice);
   }
-  __device__ void expect(int stage) const {
-    mbar_arrive_expect(smem.full(stage), smem.stage_bytes);
-  }
+
+  const CUtensorMap* x_map_;
+  const CUtensorMap* w_map_;
+  const DecodeShape& shape_;
+  const Smem& smem_;
+  uint64_t policy_;
+  int total_, ahead_;
 };
 
-// Where the producer stands: the stages of a tile's slices in order, then those of the next tile.
-struct Cursor {
-  int tile, slice, step;
-  __device__ void advance(const DecodeShape& shape, int first_slice, int end_slice, int tile_step) {
-    if (++step < shape.slice_steps) return;
-    step = 0;
-    if (++slice < end_slice) return;
-    slice = first_slice;
-    tile += tile_step;
-  }
-};
-
-// The consumer warpgroup's walk over the stages.
+// A consumer warpgroup's walk over its stages.
 template <int kRows>
 class Chain {
  public:
-  __device__ Chain(const DecodeShape& shape, const Smem& smem) : shape_(shape), smem_(smem) {}
+  __device__ Chain(const DecodeShape& shape, const Smem& smem, int half)
+      : shape_(shape), smem_(smem), ring_{half} {}
 
-  // One slice from +0, complete on return. The first step is apart so that ptxas sees it read no
-  // accumulator.
+  // One slice from +0, complete on return. The first step is apart so that ptxas sees that it reads
+  // no accumulator.
   __device__ void run(float (&acc)[kRows / 2]) {
     step<true>(acc);
     for (int i = 1; i < shape_.slice_steps; ++i) step<false>(acc);
@@ -134,7 +180,7 @@ class Chain {
     wgmma_wait<1>();
     release();
     unreleased_ = ring_.stage;
-    ring_.advance(smem_.stage_count);
+    ring_.advance(shape_.halves, smem_.stage_count);
   }
 
   __device__ void release() {
@@ -148,12 +194,12 @@ class Chain {
   int unreleased_ = -1;
 };
 
-// The tree as a binary counter: after an odd slice the pending sums of equal weight are joined,
-// lower slices on the left.
+// The subtree over a half's slices (1, 2 or 4) as a binary counter: after an odd slice the pending
+// sums of equal weight are joined, lower slices on the left.
 template <int kRows>
 __device__ void sum_slices(float (&acc)[kRows / 2], int slices, Chain<kRows>& chain) {
   constexpr int kAcc = kRows / 2;
-  float leaf[kAcc], pair[kAcc], quad[kAcc];
+  float leaf[kAcc], pair[kAcc];
   for (int s = 0; s < slices; ++s) {
     chain.run(acc);
     if ((s & 1) == 0) {
@@ -170,67 +216,49 @@ __device__ void sum_slices(float (&acc)[kRows / 2], int slices, Chain<kRows>& ch
     }
 #pragma unroll
     for (int i = 0; i < kAcc; ++i) acc[i] = pair[i] + acc[i];
-    if ((s & 4) == 0) {
-#pragma unroll
-      for (int i = 0; i < kAcc; ++i) quad[i] = acc[i];
-      continue;
-    }
-#pragma unroll
-    for (int i = 0; i < kAcc; ++i) acc[i] = quad[i] + acc[i];
   }
 }
 
-// Joins the cluster's partial sums for this CTA's share of the 8-row groups: [first, first +
-// kGroups / cluster). Thread-private slots: thread t of a CTA exchanges with thread t of its peers
-// only.
+// The tree's root. Thread t of the upper half hands its sums to thread t of the lower one, in slots
+// of their own.
+constexpr int kHandedOver = 1;  // named barrier of both warpgroups
+
 template <int kRows>
-__device__ void join_cluster(float (&acc)[kRows / 2], const Smem& smem, int cluster, int rank) {
-  constexpr int kGroups = kRows / 8;
-  const int share = kGroups / cluster;
-  const uint32_t slots = smem.exchange + threadIdx.x * 16;
-  constexpr int kSlot = 128 * 16;
+__device__ void hand_over(const float (&acc)[kRows / 2], const Smem& smem, int nth_tile) {
+  const uint32_t slot = smem.exchange + (threadIdx.x & 127) * 16;
+  if (nth_tile > 0) mbar_wait(smem.taken(), (nth_tile - 1) & 1);
 #pragma unroll
-  for (int j = 0; j < kGroups; ++j) {
-    const int owner = j / share;
-    if (owner == rank) continue;
-    const auto peer = static_cast<uint32_t>(owner);
-    st_async(cluster_map(slots + (rank * share + j % share) * kSlot, peer),
-             make_float4(acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]),
-             cluster_map(smem.received(), peer));
+  for (int j = 0; j < kRows / 8; ++j)
+    st_shared(slot + j * 2048,
+              make_float4(acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]));
+  bar_arrive(kHandedOver, 256);
+}
+
+template <int kRows>
+__device__ void take_over(float (&acc)[kRows / 2], const Smem& smem) {
+  const uint32_t slot = smem.exchange + (threadIdx.x & 127) * 16;
+  bar_sync(kHandedOver, 256);
+#pragma unroll
+  for (int j = 0; j < kRows / 8; ++j) {
+    const float4 upper = ld_shared_float4(slot + j * 2048);
+    acc[4 * j] += upper.x, acc[4 * j + 1] += upper.y;
+    acc[4 * j + 2] += upper.z, acc[4 * j + 3] += upper.w;
   }
-  mbar_wait_cluster(smem.received(), 0);
-#pragma unroll
-  for (int j = 0; j < kGroups; ++j) {
-    if (j / share != rank) continue;
-    float v[kSlices][4];
-#pragma unroll
-    for (int c = 0; c < kSlices; ++c) {
-      float4 q = make_float4(acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]);
-      if (c < cluster && c != rank) q = ld_shared_float4(slots + (c * share + j % share) * kSlot);
-      v[c][0] = q.x, v[c][1] = q.y, v[c][2] = q.z, v[c][3] = q.w;
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float p01 = v[0][i] + v[1][i];
-      const float p03 = p01 + (v[2][i] + v[3][i]);
-      const float p07 = p03 + ((v[4][i] + v[5][i]) + (v[6][i] + v[7][i]));
-      acc[4 * j + i] = cluster == 2 ? p01 : cluster == 4 ? p03 : p07;
-    }
-  }
+  mbar_arrive(smem.taken());
 }
 
 template <int kRows>
 __device__ void store(void* y, const float (&acc)[kRows / 2], const DecodeShape& shape, int tile,
-                      int first_group, int end_group, bool out_f32) {
+                      bool out_f32) {
   const int lane = lane_id();
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const int t = warp_id() * 16 + h * 8 + lane / 4;
+    const int t = (warp_id() & 3) * 16 + h * 8 + lane / 4;
     if (t >= shape.tokens) continue;
 #pragma unroll
     for (int j = 0; j < kRows / 8; ++j) {
       const int n = tile * kRows + j * 8 + (lane & 3) * 2;
-      if (j < first_group || j >= end_group || n >= shape.rows) continue;
+      if (n >= shape.rows) continue;
       const float a = acc[4 * j + 2 * h], b = acc[4 * j + 2 * h + 1];
       const int64_t at = t * shape.ldy + n;
       if (out_f32)
@@ -242,79 +270,60 @@ __device__ void store(void* y, const float (&acc)[kRows / 2], const DecodeShape&
 }
 
 template <int kRows>
+__device__ void consume(const DecodeShape& shape, const Smem& smem, void* y, bool out_f32, int half,
+                        int tiles) {
+  Chain<kRows> chain(shape, smem, half);
+  int nth_tile = 0;
+  for (int tile = static_cast<int>(blockIdx.x); tile < tiles;
+       tile += static_cast<int>(gridDim.x), ++nth_tile) {
+    float acc[kRows / 2];
+    sum_slices<kRows>(acc, shape.slices, chain);
+    if (half == 1) {
+      hand_over<kRows>(acc, smem, nth_tile);
+    } else {
+      if (shape.halves == 2) take_over<kRows>(acc, smem);
+      store<kRows>(y, acc, shape, tile, out_f32);
+    }
+  }
+}
+
+template <int kRows>
 __global__ void __launch_bounds__(kThreads, 1)
     kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
-           const __grid_constant__ DecodeShape shape, void* y, const bool out_f32,
-           const int cluster) {
+           const __grid_constant__ DecodeShape shape, void* y, const bool out_f32) {
   static_assert(kRows % 8 == 0 && weight_bytes(kRows) % 1024 == 0, "tiles of whole swizzle atoms");
   extern __shared__ uint8_t raw[];
   Smem smem;
   smem.stage_count = shape.stage_count;
   smem.stage_bytes = weight_bytes(kRows) + token_bytes(shape.token_rows);
   smem.stages = (smem_address(raw) + 1023) & ~1023u;
-  smem.exchange = smem.stages + smem.stage_count * smem.stage_bytes;
-  // Rows past T of the last stage read up to 8 KB beyond it: the exchange space, or padding.
-  smem.bars = smem.exchange + (cluster > 1 ? exchange_bytes(kRows) : 8192);
+  // Rows past T of the last stage read up to 8 KB beyond it: padding, so that nobody writes what
+  // they read.
+  smem.exchange = smem.stages + smem.stage_count * smem.stage_bytes + 8192;
+  smem.bars = smem.exchange + exchange_bytes(kRows);
 
-  const int warp = warp_id();
-  const int rank = static_cast<int>(cluster_rank()), own = shape.slices / cluster;
-  const int first_slice = rank * own, end_slice = first_slice + own;
-  const int tiles = (shape.rows + kRows - 1) / kRows;
-  const int first_tile = static_cast<int>(blockIdx.x) / cluster;
-  const int tile_step = static_cast<int>(gridDim.x) / cluster;
-  const bool is_producer = warp == 4 && lane_id() == 0;
-  const Producer<kRows> producer{&x_map, &w_map, shape, smem, l2_evict_first()};
-  const int mine = first_tile < tiles ? (tiles - first_tile + tile_step - 1) / tile_step : 0;
-  const int total = mine * own * shape.slice_steps, ahead = min(total, smem.stage_count);
-
+  const int warp = warp_id(), tiles = (shape.rows + kRows - 1) / kRows;
+  const Producer<kRows> producer(&x_map, &w_map, shape, smem, tiles);
   grid_launch_dependents();
-  if (is_producer) {
+  if (warp == kProducerWarp && lane_id() == 0) {
+    // One lane: an mbarrier's address must be uniform, lanes that differ would take turns anyway.
     for (int s = 0; s < smem.stage_count; ++s) {
       mbar_init(smem.full(s), 1);
-      mbar_init(smem.empty(s), 4);
+      mbar_init(smem.empty(s), 4);  // the warps of the half that takes it
     }
-    mbar_init(smem.received(), 1);
+    mbar_init(smem.taken(), 128);
     mbar_init_fence();
-    const int warps = (shape.tokens + 15) / 16;  // that hold rows of a token
-    if (cluster > 1)
-      mbar_arrive_expect(smem.received(), (cluster - 1) * (kRows / 8 / cluster) * warps * 32 * 16);
     if (!shape.weights_ready) grid_dependency_wait();
-    Cursor at{first_tile, first_slice, 0};
-    for (int s = 0; s < ahead; ++s, at.advance(shape, first_slice, end_slice, tile_step)) {
-      producer.expect(s);
-      producer.load_weights(s, at.tile, at.slice, at.step);
-    }
+    producer.start();
   }
   __syncwarp();
   __syncthreads();
-  if (cluster > 1) {  // every CTA's barriers exist before anyone sends
-    cluster_arrive();
-    cluster_wait();
-  }
-  if (is_producer) {
-    grid_dependency_wait();
-    Cursor at{first_tile, first_slice, 0};
-    for (int s = 0; s < ahead; ++s, at.advance(shape, first_slice, end_slice, tile_step))
-      producer.load_tokens(s, at.slice, at.step);
-    Ring ring;
-    for (int s = 0; s < ahead; ++s) ring.advance(smem.stage_count);
-    for (int i = ahead; i < total; ++i, at.advance(shape, first_slice, end_slice, tile_step)) {
-      mbar_wait(smem.empty(ring.stage), ring.phase ^ 1);
-      producer.expect(ring.stage);
-      producer.load_weights(ring.stage, at.tile, at.slice, at.step);
-      producer.load_tokens(ring.stage, at.slice, at.step);
-      ring.advance(smem.stage_count);
-    }
-  } else if (warp < 4) {
-    Chain<kRows> chain(shape, smem);
-    for (int tile = first_tile; tile < tiles; tile += tile_step) {
-      float acc[kRows / 2];
-      sum_slices<kRows>(acc, own, chain);
-      if (warp * 16 >= shape.tokens) continue;  // no row of a token in this warp
-      const int share = kRows / 8 / cluster;
-      if (cluster > 1) join_cluster<kRows>(acc, smem, cluster, rank);
-      store<kRows>(y, acc, shape, tile, rank * share, (rank + 1) * share, out_f32);
-    }
+  // Roles branch on the warp first: inside a lane's branch the ring would leave the uniform
+  // registers, and every wgmma would wait for its descriptor to be moved there.
+  if (warp == kProducerWarp) {
+    if (lane_id() == 0) producer.run();
+  } else if (warp / 4 < shape.halves) {
+    consume<kRows>(shape, smem, y, out_f32, warp / 4, tiles);
   }
 }
 

@@ -46,7 +46,7 @@ void gemm(Stream stream, const GemmArgs& a) {
   check_arguments(a);
   if (a.T == 0) return;
   if (a.T <= kDecodeTokens)
-    gemm_decode(stream, a, decode_plan(a));
+    gemm_decode(stream, a, decode_rows(a));
   else
     gemm_tiles(stream, a);
 }

@@ -6,15 +6,12 @@
 
 namespace rlk::cuda {
 
-// How the few-token path cuts the work: weight rows a CTA takes at a time, CTAs that share a tile's
-// slices. Speed only: the bits do not depend on it.
-struct DecodePlan {
-  int rows;     // 8, 16, 24, 32, 48, 64, 96
-  int cluster;  // 1, 2, 4, 8; divides slices and rows / 8
-};
+// The few-token path takes `rows` weight rows of a CTA at a time: one of kDecodeRows. Speed only:
+// the bits do not depend on it.
+inline constexpr int kDecodeRows[] = {8, 16, 24, 32, 40, 48, 64};
 
-DecodePlan decode_plan(const GemmArgs&);
-void gemm_decode(Stream, const GemmArgs&, const DecodePlan&);  // T <= 64
-void gemm_tiles(Stream, const GemmArgs&);                      // any T
+int decode_rows(const GemmArgs&);                     // the choice of cuda::gemm
+void gemm_decode(Stream, const GemmArgs&, int rows);  // T <= 64
+void gemm_tiles(Stream, const GemmArgs&);             // any T
 
 }  // namespace rlk::cuda
