@@ -96,8 +96,7 @@ class Steps {
   int queries_, group_, tile_, head_ = 0, sub_ = 0;
 };
 
-// ---- Producers: warp 0 by TMA, warp 1 the row statistics (strided by H: cp.async)
-// -------------------------------
+// ---- Producers: warp 0 by TMA, warp 1 the row statistics (strided by H: cp.async) ----------------
 
 template <int Dh>
 __device__ void produce(const Smem<Dh>& smem, const RowMaps& maps, const DkvArgs& a) {
@@ -199,8 +198,7 @@ __device__ void produce_stats(const Smem<Dh>& smem, const DkvArgs& a) {
   }
 }
 
-// ---- Consumer
-// ---------------------------------------------------------------------------------------------------
+// ---- Consumer ------------------------------------------------------------------------------------
 
 template <int Dh>
 struct Consumer {
@@ -294,6 +292,7 @@ struct Consumer {
     wgmma_wait<kLast ? 0 : 1>();
     wgmma_keep(dv);
     wgmma_keep(dk);
+    __syncwarp();  // lse and delta, read by every lane
     if (lane == 0) {
       mbar_arrive(smem.q_empty(now.stage));
       mbar_arrive(smem.do_empty(now.stage));
@@ -349,6 +348,7 @@ __device__ void consume(const Smem<Dh>& smem, const DkvArgs& a) {
   for (uint32_t k_phase = 0;; k_phase ^= 1) {
     mbar_wait(smem.k_full(), k_phase);
     const Item item = read_item(smem);
+    __syncwarp();  // every lane has read it before lane 0 hands the slot back
     if (item.head < 0) return;
     consumer.run_item(item);
   }

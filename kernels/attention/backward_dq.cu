@@ -258,6 +258,7 @@ __device__ void consume(const Smem<Dh>& smem, const DqArgs& a) {
     item.position = __float_as_int(raw.z);
     item.row = __float_as_int(raw.w);
     item.input_row = static_cast<int>(ld_shared_u32(smem.base + Smem<Dh>::kItem + 16));
+    __syncwarp();  // every lane has read it before lane 0 hands the slot back
     if (item.head < 0) return;
     consumer.run_item(item);
   }

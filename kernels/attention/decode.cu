@@ -1,15 +1,16 @@
 // Attention forward for segments of one query: decode.
 //
-// A work item is one split (1024 keys) of one (segment, KV head); the group's query heads are the
-// rows of a 64-row tile, of which 1 to 8 are live. A persistent CTA holds one or two independent
-// machines: a consumer warpgroup, a producer warp with its ring of K/V tiles, and a publisher warp.
-// Sequences of several splits leave (O, m, l) in the workspace, and whoever finishes a sequence's
-// last split merges all of them in ascending order.
+// A work item is one split (1024 keys) of one (segment, KV head). A persistent CTA holds one or two
+// independent machines: a consumer warpgroup, a producer warp with its ring of K/V tiles, and a
+// publisher warp. Sequences of several splits leave (O, m, l) in the workspace, and whoever
+// finishes a sequence's last split merges all of them in ascending order.
 //
-// Why so: decode only has to keep the memory busy (one machine an SM with a deep ring when there
-// are few items, two when there are many, so that one's softmax hides behind the other's loads).
-// Rows 8..63 of the tensor-core tile are wasted on purpose: it is the same instruction chain as
-// prefill's, hence the same bits.
+// The group's query heads (1 to 8) are the N of the matrix instruction, keys and columns of Dh its
+// M: S^T = K Q^T, O^T = V^T P^T. The chains are prefill's, and swapping the operands of a chain
+// changes no bit; so decode wastes no tensor work on rows that do not exist, all four warps share a
+// tile's softmax, and Q K of the next tile runs under it. Decode then only has to keep the memory
+// busy: one machine an SM with a deep ring when there are few items, two when there are many, so
+// that one's item ends hide behind the other's loads.
 
 #include "kernels/attention/launchers.h"
 #include "kernels/attention/pages.cuh"
@@ -20,8 +21,7 @@
 namespace rlk::cuda::attn {
 namespace {
 
-constexpr int kMaxGroup =
-    8;  // query heads of a KV head: the rows of one warp's lower accumulator half
+constexpr int kMaxGroup = 8;  // query heads of a KV head: the smallest N
 
 // Arrival counts of (segment, KV head): how many splits have been published. Zero between calls:
 // the merging CTA resets its own. Static, so that a workspace shared with other ops cannot dirty
@@ -47,20 +47,29 @@ struct Smem {
   static constexpr int kStages = 6 * (128 / Dh) / kMachines;
   static constexpr int kQBytes = 8 * Dh * 2;  // one 8-row atom for every 64 columns
   static constexpr int kQBuffers = 2;
-  static constexpr int kMachineBytes = kStages * kTileBytes + kQBuffers * kQBytes;
+  static constexpr int kPBytes = 8 * kTile * 2;  // bf16 P^T: an 8-row atom for every 64 keys; two
+  static constexpr int kQ = kStages * kTileBytes;
+  static constexpr int kP = kQ + kQBuffers * kQBytes;
+  static constexpr int kWeights = kP + 2 * kPBytes;       // fp32 P [key][8], for the row sums
+  static constexpr int kTops = kWeights + kTile * 8 * 4;  // maxima of a tile [warp][8]
+  static constexpr int kSums = kTops + 4 * 8 * 4;         // l of the eight heads, two half trees
+  static constexpr int kMachineBytes = (kSums + 2 * 8 * 4 + 1023) / 1024 * 1024;
   static constexpr int kBarrierBytes = (2 * kStages + 2 * kQBuffers) * 8 + 16;
   static constexpr int kBytes = kMachines * (kMachineBytes + kBarrierBytes) + 1024;
   static_assert(kBytes <= kMaxSharedBytes && kMachineBytes % 1024 == 0);
 
-  uint32_t tiles, q, bars;
+  uint32_t tiles, bars;
   __device__ Smem(uint32_t base, int machine)
       : tiles(base + machine * kMachineBytes),
-        q(tiles + kStages * kTileBytes),
         bars(base + kMachines * kMachineBytes + machine * kBarrierBytes) {}
   __device__ uint32_t tile(int s) const { return tiles + s * kTileBytes; }
   __device__ uint32_t full(int s) const { return bars + s * 16; }
   __device__ uint32_t empty(int s) const { return bars + s * 16 + 8; }
-  __device__ uint32_t q_buffer(int i) const { return q + i * kQBytes; }
+  __device__ uint32_t q_buffer(int i) const { return tiles + kQ + i * kQBytes; }
+  __device__ uint32_t p_buffer(int i) const { return tiles + kP + i * kPBytes; }
+  __device__ uint32_t weights() const { return tiles + kWeights; }
+  __device__ uint32_t tops() const { return tiles + kTops; }
+  __device__ uint32_t sums() const { return tiles + kSums; }
   __device__ uint32_t q_full(int i) const { return bars + kStages * 16 + i * 16; }
   __device__ uint32_t q_empty(int i) const { return q_full(i) + 8; }
   __device__ uint32_t last_flag(int i) const {
@@ -69,16 +78,11 @@ struct Smem {
 };
 
 // Named barriers of machine v.
-__device__ inline int bar_consumers(int v) {
-  return 1 + v;
-}
-__device__ inline int bar_written(int v) {
-  return 3 + v;
-}  // warp 0 of the consumers -> publisher
-__device__ inline int bar_counted(int v) {
-  return 5 + v;
-}  // publisher -> consumers
-constexpr int kWrittenThreads = 64, kCountedThreads = 160;
+struct Barriers {
+  int consumers, written, counted;  // consumers; consumers -> publisher; publisher -> consumers
+  __device__ explicit Barriers(int v) : consumers(1 + v), written(3 + v), counted(5 + v) {}
+};
+constexpr int kHandOver = 160;  // threads of `written` and `counted`: consumers and publisher
 
 // Items run over (segment, split, KV head), heads fastest; items of no key are passed over by every
 // role alike.
@@ -109,8 +113,7 @@ __device__ void for_items(const DecodeArgs& a, int first, int step, F f) {
   }
 }
 
-// ---- Producer warp: K and V tiles in the order of use
-// -----------------------------------------------------------
+// ---- Producer warp: K and V tiles in the order of use, K a tile ahead ----------------------
 
 template <int Dh, int kMachines, int kShards>
 __device__ void produce(const Smem<Dh, kMachines>& smem, const KvMaps<kShards>& kv,
@@ -120,25 +123,28 @@ __device__ void produce(const Smem<Dh, kMachines>& smem, const KvMaps<kShards>& 
   for_items(a, first, step, [&](const Item& item) {
     PageWindow pages;
     pages.start(a.pages, item.s.seq, item.context);
-    for (int j = 0; j < item.tiles; ++j) {
+    const int newest = item.s.position / kTile;
+    const auto load = [&](const CUtensorMap* maps, int j) {
       const int tile = item.split * kSplitTiles + j;
-      if (tile == item.s.position / kTile)
-        grid_dependency_wait();  // the newest key comes from the kernel before
-      for (int is_v = 0; is_v < 2; ++is_v) {
-        mbar_wait(smem.empty(ring.stage), ring.phase ^ 1);
-        load_tile<Dh, true>(smem.tile(ring.stage), is_v ? kv.v : kv.k, smem.full(ring.stage), pages,
-                            tile, item.head, a.pages.shift);
-        ring.advance();
-      }
+      if (tile == newest) grid_dependency_wait();  // its last key comes from the kernel ahead
+      mbar_wait(smem.empty(ring.stage), ring.phase ^ 1);
+      load_tile<Dh, true>(smem.tile(ring.stage), maps, smem.full(ring.stage), pages, tile,
+                          item.head, a.pages.shift);
+      ring.advance();
+    };
+    load(kv.k, 0);
+    for (int j = 1; j < item.tiles; ++j) {
+      load(kv.k, j);
+      load(kv.v, j - 1);
     }
+    load(kv.v, item.tiles - 1);
   });
 }
 
-// ---- Publisher warp: queries ahead of the consumers, arrival counts behind them
-// ----------------------------------
+// ---- Publisher warp: queries ahead of the consumers, arrival counts behind them ------------
 
-// One more split of a (segment, KV head) is in the workspace; true for the last. Release: what warp
-// 0 wrote before the barrier; acquire: what the others published.
+// One more split of a (segment, KV head) is in the workspace; true for the last. Release: what the
+// consumers wrote before the barrier; acquire: what the others published.
 __device__ inline bool arrive(int index, int splits) {
   int before;
   asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], 1;"
@@ -153,19 +159,20 @@ __device__ void publish(const Smem<Dh, kMachines>& smem, const CUtensorMap& q_ma
                         const DecodeArgs& a, int v, int first, int step) {
   using L = Smem<Dh, kMachines>;
   const int lane = lane_id();
+  const Barriers bar(v);
   grid_dependency_wait();
   int loaded = 0, published = 0;
   // Queries are loaded an item ahead: the loop over items runs twice, one of them a step behind.
   Item behind{};
   const auto count = [&](const Item& item) {
     if (item.splits == 1) return;
-    bar_sync(bar_written(v), kWrittenThreads);
+    bar_sync(bar.written, kHandOver);
     if (lane == 0)
       st_shared(smem.last_flag(published & 1),
                 static_cast<uint32_t>(arrive(item.segment * a.KH + item.head, item.splits)));
     ++published;
     __syncwarp();
-    bar_arrive(bar_counted(v), kCountedThreads);
+    bar_arrive(bar.counted, kHandOver);
   };
   for_items(a, first, step, [&](const Item& item) {
     const int i = loaded & 1;
@@ -184,173 +191,262 @@ __device__ void publish(const Smem<Dh, kMachines>& smem, const CUtensorMap& q_ma
   static_assert(L::kQBuffers == 2);
 }
 
-// ---- Consumer warpgroup
-// -----------------------------------------------------------------------------------------
+// ---- Consumer warpgroup --------------------------------------------------------------------
 
+// Thread (warp w, lane l) holds of S^T, for t, half, e in {0, 1}: key 64t + 16w + 8*half + l/4,
+// head 2(l % 4) + e; of O^T the same with columns of Dh for keys. Heads past the group hold
+// anything: a column of a product depends on its own column of B alone.
 template <int Dh, int kMachines>
 struct Consumer {
   using L = Smem<Dh, kMachines>;
   const L& smem;
   const DecodeArgs& a;
-  const int v, warp, lane;  // machine; warp and lane in the warpgroup
+  const int warp, lane;  // in the warpgroup
+  const Barriers bar;
   Ring<L::kStages> ring;
-  int items = 0, merged = 0;
-  float s[kTile / 2], o[Dh / 2];
-  uint32_t q[Dh / 16][4], p[kTile / 16][4];
-  RowSums row;
+  int k_stage, v_stage, items = 0, merged = 0;
+  float s[2][4], o[Dh / 64][4];
+  float m[2], l;   // l: of class 4*warp + lane/8 and head lane%8, warps 0 and 1
   Item pending{};  // its arrival is being counted; no splits: none is
 
-  __device__ Consumer(const L& smem_, const DecodeArgs& a_, int v_)
-      : smem(smem_), a(a_), v(v_), warp(warp_id() % 4), lane(lane_id()) {}
+  __device__ Consumer(const L& smem_, const DecodeArgs& a_, int v)
+      : smem(smem_), a(a_), warp(warp_id() % 4), lane(lane_id()), bar(v) {}
 
-  // Rows 0..7 of Q as the A operand, the tile's other rows zero. Rows past the group hold anything:
-  // a row of a product depends on its own row of A alone.
-  __device__ void load_q() {
-    const int i = items & 1;
-    mbar_wait(smem.q_full(i), (items >> 1) & 1);
-    ++items;
-#pragma unroll
-    for (int g = 0; g < Dh / 32; ++g) {
-      const int chunk = 4 * g + lane / 8, r = lane & 7;  // of 8 columns
-      uint32_t m[4] = {0, 0, 0, 0};
-      if (warp == 0)
-        ldmatrix_x4(m,
-                    smem.q_buffer(i) + chunk / 8 * 1024 + r * kRowBytes + ((chunk & 7) ^ r) * 16);
-#pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        q[2 * g + k][0] = m[2 * k];
-        q[2 * g + k][2] = m[2 * k + 1];
-        q[2 * g + k][1] = q[2 * g + k][3] = 0;
-      }
-    }
-    if (warp == 0 && lane == 0) mbar_arrive(smem.q_empty(i));
-  }
-  __device__ void release() {
-    if (lane == 0) mbar_arrive(smem.empty(ring.stage));
+  __device__ void sync() { bar_sync(bar.consumers, 128); }
+  __device__ int next_stage() {
+    mbar_wait(smem.full(ring.stage), ring.phase);
+    const int stage = ring.stage;
     ring.advance();
+    return stage;
+  }
+  __device__ void release(int stage) {
+    if (lane == 0) mbar_arrive(smem.empty(stage));
   }
 
-  __device__ void qk() {
-    mbar_wait(smem.full(ring.stage), ring.phase);
-    const uint64_t k = k_major_descriptor(smem.tile(ring.stage));
+  // S^T = K Q^T of the next tile.
+  __device__ void start_qk() {
+    k_stage = next_stage();
+    const uint64_t k = k_major_descriptor(smem.tile(k_stage));
+    const uint64_t q = k_major_descriptor(smem.q_buffer(items & 1));
     wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < Dh / 16; ++i)
-      wgmma_rs<kTile>(s, q[i], k + ((i / 4) * (kTile * kRowBytes) + (i % 4) * kKStep) / 16, i > 0);
+    for (int t = 0; t < 2; ++t)
+#pragma unroll
+      for (int i = 0; i < Dh / 16; ++i)
+        wgmma_ss<8>(
+            s[t],
+            k + ((i / 4) * (kTile * kRowBytes) + t * (64 * kRowBytes) + (i % 4) * kKStep) / 16,
+            q + ((i / 4) * 1024 + (i % 4) * kKStep) / 16, i > 0);
     wgmma_commit();
-    wgmma_wait<0>();
-    wgmma_keep(s);
-    release();
   }
-  __device__ void pv(bool accumulate, int live) {
-    mbar_wait(smem.full(ring.stage), ring.phase);
-    if (live < kTile) {
-      zero_keys<Dh>(smem.tile(ring.stage), live, warp * 32 + lane, 128);
-      bar_sync(bar_consumers(v), 128);
-    }
-    const uint64_t d = mn_major_descriptor(smem.tile(ring.stage), kTile * kRowBytes);
+  // O^T += V^T P^T; V's rows are the contraction, so it is M-major.
+  __device__ void start_pv(int p_buffer, bool accumulate) {
+    const uint64_t p = k_major_descriptor(smem.p_buffer(p_buffer));
     wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < kTile / 16; ++i)
-      wgmma_rs<Dh, true>(o, p[i], d + i * (kMnStep / 16), i > 0 || accumulate);
+    for (int panel = 0; panel < Dh / 64; ++panel) {
+      const uint64_t v = mn_major_descriptor(smem.tile(v_stage) + panel * (kTile * kRowBytes));
+#pragma unroll
+      for (int i = 0; i < kTile / 16; ++i)
+        wgmma_ss<8, true>(o[panel], v + i * (kMnStep / 16),
+                          p + ((i / 4) * 1024 + (i % 4) * kKStep) / 16, i > 0 || accumulate);
+    }
     wgmma_commit();
+  }
+
+  // The tile's maximum of the thread's two heads, over all four warps.
+  __device__ void tile_max(const float (&x)[2][4], float (&top)[2]) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      top[e] = fmaxf(fmaxf(x[0][e], x[0][2 + e]), fmaxf(x[1][e], x[1][2 + e]));
+#pragma unroll
+      for (int d = 4; d < 32; d *= 2)
+        top[e] = fmaxf(top[e], __shfl_xor_sync(0xffffffffu, top[e], d));
+    }
+    const uint32_t mine = smem.tops() + (lane & 3) * 8;
+    if (lane < 4) st_shared(mine + warp * 32, make_float2(top[0], top[1]));
+    sync();
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      const float2 other = ld_shared_float2(mine + w * 32);
+      top[0] = fmaxf(top[0], other.x);
+      top[1] = fmaxf(top[1], other.y);
+    }
+  }
+  // P of the tile, as bf16 for the product and as fp32 for the row sums.
+  __device__ void write_p(const float (&x)[2][4], const float (&base)[2], int p_buffer) {
+    uint32_t packed[4];
+#pragma unroll
+    for (int t = 0; t < 2; ++t)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float p0 = ex2(__fmaf_rn(x[t][2 * half], a.c, base[0]));
+        const float p1 = ex2(__fmaf_rn(x[t][2 * half + 1], a.c, base[1]));
+        const int key = 64 * t + 16 * warp + 8 * half + lane / 4;
+        st_shared(smem.weights() + key * 32 + (lane & 3) * 8, make_float2(p0, p1));
+        packed[2 * t + half] = round_pair(p0, p1);
+      }
+    const int t = lane / 16, half = lane / 8 % 2, head = lane % 8;  // of the row this lane names
+    stmatrix_x4_trans(
+        smem.p_buffer(p_buffer) + t * 1024 + head * kRowBytes + (((2 * warp + half) ^ head) * 16),
+        packed[0], packed[1], packed[2], packed[3]);
+  }
+  // The rule's eight partial sums: keys of one class, ascending.
+  __device__ void add_row_sums(const float (&f)[2]) {
+    const float f0 = __shfl_sync(0xffffffffu, f[0], lane % 8 / 2);
+    const float f1 = __shfl_sync(0xffffffffu, f[1], lane % 8 / 2);
+    if (warp >= 2) return;
+    l = __fmul_rn(l, lane & 1 ? f1 : f0);
+    const uint32_t from = smem.weights() + (4 * warp + lane / 8) * 32 + lane % 8 * 4;
+#pragma unroll
+    for (int i = 0; i < kTile / 8; ++i) l = __fadd_rn(l, ld_shared_float(from + i * 8 * 32));
+  }
+
+  // One tile, its S ready and P V of the tile before in flight; `live` keys of it exist. Q K of the
+  // next tile runs under the softmax. One wait serves both: by then Q K has long been over, and
+  // with two groups in flight across a loop's end ptxas serialises every product.
+  template <bool kFirst, bool kLast>
+  __device__ void step(int j, int live) {
+    float x[2][4];
+#pragma unroll
+    for (int t = 0; t < 2; ++t)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const bool masked = kLast && 64 * t + 16 * warp + 8 * (i / 2) + lane / 4 >= live;
+        x[t][i] = masked ? kMinusInf : s[t][i];
+      }
+    release(k_stage);
+    if constexpr (kLast) {
+      if (lane == 0) mbar_arrive(smem.q_empty(items & 1));
+    } else {
+      start_qk();
+    }
+    float top[2], f[2], base[2];
+    tile_max(x, top);
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      move_max(top[e], a.c, m[e], f[e]);
+      base[e] = exponent_base(m[e]);
+    }
+    write_p(x, base, j & 1);
     wgmma_wait<0>();
-    wgmma_keep(o);
-    release();
-  }
-  // Warp 0 holds every live row.
-  __device__ void softmax(int live) {
-    if (warp != 0) return;
-    if (live < kTile) {
-      const int key = 2 * (lane & 3);
+    wgmma_keep(s[0]);
+    wgmma_keep(s[1]);
+    if constexpr (!kFirst) {
+      release(v_stage);
 #pragma unroll
-      for (int i = 0; i < kTile / 2; i += 4) {
-        if (key + 2 * i >= live) s[i] = kMinusInf;
-        if (key + 2 * i + 1 >= live) s[i + 1] = kMinusInf;
+      for (int panel = 0; panel < Dh / 64; ++panel) {
+        wgmma_keep(o[panel]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[panel][i] = __fmul_rn(o[panel][i], f[i & 1]);
       }
     }
-    softmax_tile<1>(s, row, a.c);
-  }
-  __device__ void rescale_and_pack(bool rescale) {
-    if (rescale && warp == 0 && __any_sync(0xffffffffu, row.f[0] != 1.0f)) {
-#pragma unroll
-      for (int i = 0; i < Dh / 2; i += 4) {
-        o[i] = __fmul_rn(o[i], row.f[0]);
-        o[i + 1] = __fmul_rn(o[i + 1], row.f[0]);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kTile / 16; ++i) {
-      p[i][0] = warp == 0 ? round_pair(s[8 * i], s[8 * i + 1]) : 0;
-      p[i][2] = warp == 0 ? round_pair(s[8 * i + 4], s[8 * i + 5]) : 0;
-      p[i][1] = p[i][3] = 0;
-    }
+    v_stage = next_stage();
+    if (kLast && live < kTile) zero_keys<Dh>(smem.tile(v_stage), live, warp * 32 + lane, 128);
+    fence_async_proxy();
+    sync();
+    start_pv(j & 1, !kFirst);
+    add_row_sums(f);
   }
 
   __device__ void run_item(const Item& item) {
-    load_q();
-    row.start_split();
-    const int keys = min(item.context - item.split * kSplit, kSplit);
-    qk();
-    softmax(keys);
-    rescale_and_pack(false);
-    for (int j = 1; j < item.tiles; ++j) {
-      pv(j > 1, kTile);
-      qk();
-      softmax(keys - j * kTile);
-      rescale_and_pack(true);
-    }
-    pv(item.tiles > 1, keys - (item.tiles - 1) * kTile);
-    const float l = row.total(0);
-    if (item.splits == 1) {
-      write_result(item, l);
+    mbar_wait(smem.q_full(items & 1), (items >> 1) & 1);
+    m[0] = m[1] = kMinusInf;
+    l = 0.0f;
+    const int last = item.tiles - 1;
+    const int live = min(item.context - item.split * kSplit, kSplit) - last * kTile;
+    start_qk();
+    wgmma_wait<0>();
+    wgmma_keep(s[0]);
+    wgmma_keep(s[1]);
+    if (last == 0) {
+      step<true, true>(0, live);
     } else {
-      settle<4>();  // the previous item's count has had a whole item's time to come back
-      write_split(item, l);
+      step<true, false>(0, kTile);
+      for (int j = 1; j < last; ++j) step<false, false>(j, kTile);
+      step<false, true>(last, live);
     }
-    bar_sync(bar_consumers(v), 128);
+    ++items;
+    wgmma_wait<0>();
+#pragma unroll
+    for (int panel = 0; panel < Dh / 64; ++panel) wgmma_keep(o[panel]);
+    release(v_stage);
+    float total[2];
+    join_row_sums(total);
+    if (item.splits == 1) {
+      write_result(item, total);
+    } else {
+      settle();  // the previous item's count has had a whole item's time to come back
+      write_split(item, total);
+    }
   }
 
-  __device__ int64_t result_row(const Item& item, int r) const {
-    return static_cast<int64_t>(item.s.row) * a.H + item.head * a.group + r;
+  // l of the thread's two heads: the aligned tree over the classes.
+  __device__ void join_row_sums(float (&total)[2]) {
+    if (warp < 2) {
+      float sum = __fadd_rn(l, __shfl_xor_sync(0xffffffffu, l, 8));
+      sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 16));
+      if (lane < 8) st_shared(smem.sums() + (warp * 8 + lane) * 4, sum);
+    }
+    sync();
+    const uint32_t mine = smem.sums() + (lane & 3) * 8;
+    const float2 low = ld_shared_float2(mine), high = ld_shared_float2(mine + 32);
+    total[0] = __fadd_rn(low.x, high.x);
+    total[1] = __fadd_rn(low.y, high.y);
   }
-  __device__ void write_result(const Item& item, float l) {
-    const int r = lane / 4;
-    if (warp != 0 || r >= a.group) return;
-    const float inverse = __frcp_rn(l);
-    auto* to = reinterpret_cast<uint32_t*>(a.o + result_row(item, r) * Dh);
+
+  // f(head of the group, column of Dh, value) for what the thread holds of O^T.
+  template <class F>
+  __device__ void for_results(F f) {
 #pragma unroll
-    for (int i = 0; i < Dh / 8; ++i)
-      to[i * 4 + (lane & 3)] =
-          round_pair(__fmul_rn(o[4 * i], inverse), __fmul_rn(o[4 * i + 1], inverse));
-    if (a.lse != nullptr && (lane & 3) == 0) a.lse[result_row(item, r)] = row_lse(row.m[0], l);
+    for (int e = 0; e < 2; ++e) {
+      const int head = 2 * (lane & 3) + e;
+      if (head >= a.group) continue;
+#pragma unroll
+      for (int panel = 0; panel < Dh / 64; ++panel)
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          f(e, head, 64 * panel + 16 * warp + 8 * half + lane / 4, o[panel][2 * half + e]);
+    }
+  }
+  // (head of the group, e) once for each head.
+  template <class F>
+  __device__ void for_heads(F f) {
+    if (warp != 0 || lane >= 4) return;
+#pragma unroll
+    for (int e = 0; e < 2; ++e)
+      if (2 * lane + e < a.group) f(e, 2 * lane + e);
+  }
+  __device__ int64_t result_row(const Item& item, int head) const {
+    return static_cast<int64_t>(item.s.row) * a.H + item.head * a.group + head;
   }
   __device__ int64_t split_row(const Item& item, int split) const {
     return ((static_cast<int64_t>(item.segment) * a.KH + item.head) * a.splits + split) * a.group;
   }
-  __device__ void write_split(const Item& item, float l) {
-    if (warp == 0) {
-      const int r = lane / 4;
-      if (r < a.group) {
-        const int64_t at = split_row(item, item.split) + r;
-        auto* to = reinterpret_cast<float2*>(a.split_o + at * Dh);
-#pragma unroll
-        for (int i = 0; i < Dh / 8; ++i)
-          __stcg(to + i * 4 + (lane & 3), make_float2(o[4 * i], o[4 * i + 1]));
-        if ((lane & 3) == 0) __stcg(a.split_ml + at, make_float2(row.m[0], l));
-      }
-      __syncwarp();
-      bar_arrive(bar_written(v), kWrittenThreads);
-    }
+  __device__ void write_result(const Item& item, const float (&total)[2]) {
+    const float inverse[2] = {__frcp_rn(total[0]), __frcp_rn(total[1])};
+    for_results([&](int e, int head, int column, float x) {
+      const uint32_t rounded = round_pair(__fmul_rn(x, inverse[e]), 0.0f);
+      a.o[result_row(item, head) * Dh + column].bits = static_cast<uint16_t>(rounded);
+    });
+    if (a.lse != nullptr)
+      for_heads([&](int e, int head) { a.lse[result_row(item, head)] = row_lse(m[e], total[e]); });
+  }
+  __device__ void write_split(const Item& item, const float (&total)[2]) {
+    const int64_t row = split_row(item, item.split);
+    for_results([&](int, int head, int column, float x) {
+      __stcg(a.split_o + (row + head) * Dh + column, x);
+    });
+    for_heads(
+        [&](int e, int head) { __stcg(a.split_ml + row + head, make_float2(m[e], total[e])); });
+    bar_arrive(bar.written, kHandOver);
     pending = item;
   }
 
-  // Was the pending split its sequence's last? Then merge, kAhead splits in flight (more when o is
-  // done with).
-  template <int kAhead>
+  // Was the pending split its sequence's last? Then merge.
   __device__ void settle() {
     if (pending.splits == 0) return;
-    bar_sync(bar_counted(v), kCountedThreads);
+    bar_sync(bar.counted, kHandOver);
     const bool last = ld_shared_u32(smem.last_flag(merged & 1)) != 0;
     ++merged;
     const Item item = pending;
@@ -359,18 +455,18 @@ struct Consumer {
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
     const int thread = warp * 32 + lane;
     for (int i = thread; i < a.group * (Dh / 4); i += 128)
-      merge_four<kAhead>(item, i / (Dh / 4), i % (Dh / 4));
+      merge_four(item, i / (Dh / 4), i % (Dh / 4));
     if (thread == 0) arrivals[item.segment * a.KH + item.head] = 0;
   }
   // Four columns of one row over all splits.
-  template <int kAhead>
   __device__ void merge_four(const Item& item, int r, int column) {
     const auto* from =
         reinterpret_cast<const float4*>(a.split_o + (split_row(item, 0) + r) * Dh) + column;
     const float2* ml = a.split_ml + split_row(item, 0) + r;
     const int64_t o_step = static_cast<int64_t>(a.group) * (Dh / 4);
+    constexpr int kAhead = 8;  // loads in flight
     float4 sum{};
-    Merge m{};
+    Merge so_far{};
     for (int s0 = 0; s0 < item.splits; s0 += kAhead) {
       float4 x[kAhead];
       float2 y[kAhead];
@@ -384,20 +480,20 @@ struct Consumer {
       for (int i = 0; i < kAhead; ++i)
         if (s0 + i == 0) {
           sum = x[i];
-          m = {y[i].x, y[i].y};
+          so_far = {y[i].x, y[i].y};
         } else if (s0 + i < item.splits) {
           float fa, fb;
-          merge_factors(m, y[i].x, y[i].y, fa, fb);
+          merge_factors(so_far, y[i].x, y[i].y, fa, fb);
           sum = {merge_value(sum.x, x[i].x, fa, fb), merge_value(sum.y, x[i].y, fa, fb),
                  merge_value(sum.z, x[i].z, fa, fb), merge_value(sum.w, x[i].w, fa, fb)};
         }
     }
-    const float inverse = __frcp_rn(m.L);
+    const float inverse = __frcp_rn(so_far.L);
     const int64_t at = result_row(item, r);
     *reinterpret_cast<uint2*>(a.o + at * Dh + column * 4) =
         make_uint2(round_pair(__fmul_rn(sum.x, inverse), __fmul_rn(sum.y, inverse)),
                    round_pair(__fmul_rn(sum.z, inverse), __fmul_rn(sum.w, inverse)));
-    if (a.lse != nullptr && column == 0) a.lse[at] = row_lse(m.M, m.L);
+    if (a.lse != nullptr && column == 0) a.lse[at] = row_lse(so_far.M, so_far.L);
   }
 };
 
@@ -421,7 +517,7 @@ __global__ void __launch_bounds__(128 * (kMachines + 1), 1)
     }
     for (int i = 0; i < L::kQBuffers; ++i) {
       mbar_init(smem.q_full(i), 1);
-      mbar_init(smem.q_empty(i), 1);
+      mbar_init(smem.q_empty(i), 4);
     }
     mbar_init_fence();
   }
@@ -430,18 +526,16 @@ __global__ void __launch_bounds__(128 * (kMachines + 1), 1)
   const int first = v * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
   const int step = kMachines * static_cast<int>(gridDim.x);
   if (loads) {
-    set_max_registers_down<40>();
     if (idle) return;
     if (role < 2)
       produce(smem, kv, args, first, step);
     else
       publish(smem, q_map, args, v, first, step);
   } else {
-    set_max_registers_up<232>();
     grid_dependency_wait();
     Consumer<Dh, kMachines> consumer(smem, args, v);
     for_items(args, first, step, [&](const Item& item) { consumer.run_item(item); });
-    consumer.template settle<8>();
+    consumer.settle();
   }
 }
 

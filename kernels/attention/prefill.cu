@@ -68,8 +68,7 @@ struct Item {
   int head, len, position, row;
 };
 
-// ---- Producer
-// -------------------------------------------------------------------------------------------------
+// ---- Producer ------------------------------------------------------------------------------------
 
 template <int Dh>
 __device__ void produce(const Smem<Dh>& smem, const CUtensorMap& q_map, const KvMaps<kSlices>& kv,
@@ -129,8 +128,7 @@ __device__ void produce(const Smem<Dh>& smem, const CUtensorMap& q_map, const Kv
   hand_over({-1, 0, 0, 0});
 }
 
-// ---- Consumer
-// -------------------------------------------------------------------------------------------------
+// ---- Consumer ------------------------------------------------------------------------------------
 
 enum class SplitEnd {
   no,
@@ -293,7 +291,7 @@ struct Consumer {
       if (lane == 0) mbar_arrive(smem.q_empty());  // the masked tile is the item's last
       mask(k0);
     }
-    softmax_tile<2>(s, row, c);
+    softmax_tile(s, row, c);
     wgmma_wait<0>();
     wgmma_keep(o);
     release_v();
@@ -321,7 +319,7 @@ struct Consumer {
       if (lane == 0) mbar_arrive(smem.q_empty());
       mask(k0);
     }
-    softmax_tile<2>(s, row, c);
+    softmax_tile(s, row, c);
     pack_operand<kTile / 16>(p, s);
 
     bool accumulate = false;
@@ -379,6 +377,7 @@ __device__ void consume(const Smem<Dh>& smem, const PrefillArgs& a) {
     mbar_wait(smem.q_full(), q_phase);
     const float4 raw = ld_shared_float4(smem.base + Smem<Dh>::kItem);
     const Item item = __builtin_bit_cast(Item, raw);
+    __syncwarp();  // every lane has read it before lane 0 hands the slot back
     if (item.head < 0) return;
     consumer.run_item(item, a);
   }

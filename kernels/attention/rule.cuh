@@ -77,6 +77,11 @@ __device__ inline void move_max(float top, float c, float& m, float& f) {
   m = up ? t : m;
 }
 
+// p = ex2(fma(s, c, base)); a row with no key yet has every s = -inf.
+__device__ inline float exponent_base(float m) {
+  return m == kMinusInf ? 0.0f : -m;
+}
+
 // What a thread keeps of a row half (its rows r and r + 8 of the warp's 16 are two halves): keys 8j
 // + 2q and 8j + 2q + 1 are its own, so two of the row's eight partial sums.
 struct RowSums {
@@ -91,30 +96,25 @@ struct RowSums {
 };
 
 // One tile in the accumulator layout of wgmma (s[4j + 2*half + c]: row half, key 8j + 2q + c); s
-// becomes p. kHalves = 1: only the lower rows are live (decode).
-template <int kHalves>
+// becomes p.
 __device__ inline void softmax_tile(float (&s)[kTile / 2], RowSums& row, float c) {
   float base[2];
 #pragma unroll
-  for (int h = 0; h < kHalves; ++h) {
+  for (int h = 0; h < 2; ++h) {
     float top = fmaxf(s[2 * h], s[2 * h + 1]);
 #pragma unroll
     for (int i = 4; i < kTile / 2; i += 4) top = fmaxf(top, fmaxf(s[i + 2 * h], s[i + 2 * h + 1]));
     move_max(quad_max(top), c, row.m[h], row.f[h]);
-    base[h] = row.m[h] == kMinusInf ? 0.0f : -row.m[h];  // a row with no key yet: every s is -inf
+    base[h] = exponent_base(row.m[h]);
     row.l[2 * h] = __fmul_rn(row.l[2 * h], row.f[h]);
     row.l[2 * h + 1] = __fmul_rn(row.l[2 * h + 1], row.f[h]);
   }
 #pragma unroll
-  for (int i = 0; i < kTile / 2; i += 4)
-#pragma unroll
-    for (int h = 0; h < kHalves; ++h)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float& x = s[i + 2 * h + e];
-        x = ex2(__fmaf_rn(x, c, base[h]));
-        row.l[2 * h + e] = __fadd_rn(row.l[2 * h + e], x);
-      }
+  for (int i = 0; i < kTile / 2; ++i) {
+    const int mine = 2 * ((i / 2) & 1) + (i & 1);
+    s[i] = ex2(__fmaf_rn(s[i], c, base[mine / 2]));
+    row.l[mine] = __fadd_rn(row.l[mine], s[i]);
+  }
 }
 
 // Splits merged so far, of one row.
