@@ -10,6 +10,7 @@
 
 #include "arguments.h"
 #include "rlk/build_info/build_info.h"
+#include "rlk/device/gpus.h"
 #include "rlk/profile/option_table.h"
 
 namespace rlk {
@@ -33,6 +34,7 @@ HostFacts host_facts() {
   cpu_set_t mine;
   if (::sched_getaffinity(0, sizeof mine, &mine) == 0) host.cores = CPU_COUNT(&mine);
   host.cuda_built = build_info().cuda;
+  for (const GpuInfo& gpu : gpu_host().gpus) host.gpus.push_back({gpu.name, gpu.memory_bytes});
   return host;
 }
 

@@ -2,8 +2,10 @@
 
 #include <optional>
 
+#include "rlk/base/text.h"
 #include "rlk/data/checkpoint.h"
 #include "rlk/data/prompts.h"
+#include "rlk/device/gpus.h"
 
 namespace rlk {
 namespace {
@@ -32,6 +34,20 @@ void check_prompts(const Plan& plan, const Tokenizer& tokenizer) {
                          " (--rollout-batch-size)");
 }
 
+// A GPU that somebody computes on would be slow, and might be out of memory at any time.
+void check_gpus(const Plan& plan) {
+  if (plan.options.backend != Backend::cuda || plan.ranks_per_gpu > 1) return;
+  std::vector<Diagnostic> busy;
+  const GpuHost host = gpu_host();
+  for (int i = 0; i < plan.options.topology.ranks; ++i)
+    for (const GpuProcess& process : host.gpus.at(i).processes)
+      busy.push_back({"GPU " + std::to_string(i),
+                      "process " + std::to_string(process.pid) + " computes on it, with " +
+                          format_bytes(process.memory_bytes),
+                      "rlk wants its GPUs for itself (ranks_per_gpu shares them on purpose)"});
+  if (!busy.empty()) throw InputError(std::move(busy));
+}
+
 }  // namespace
 
 void check_inputs(const Plan& plan) {
@@ -45,6 +61,7 @@ void check_inputs(const Plan& plan) {
   if (tokenizer) collect(defects, [&] { check_prompts(plan, *tokenizer); });
   collect(defects, [&] { Checkpoint(plan.model_root, plan.model); });
   if (!plan.ref_load.empty()) collect(defects, [&] { Checkpoint(plan.ref_load, plan.model); });
+  collect(defects, [&] { check_gpus(plan); });
   if (!defects.empty()) throw InputError(std::move(defects));
 }
 
