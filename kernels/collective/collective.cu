@@ -245,17 +245,17 @@ struct Shape {
   unsigned lanes;
 };
 
-Shape shape_for(int64_t bytes) {
+Shape shape_for(int64_t bytes, int max_lanes) {
   int64_t tile = kSmallTile;
-  while (tile < kTileBytes && ceil_div(bytes, tile) > kMaxLanes) tile *= 2;
+  while (tile < kTileBytes && ceil_div(bytes, tile) > max_lanes) tile *= 2;
   const int64_t lanes = ceil_div(bytes, tile);
-  return {tile, static_cast<unsigned>(lanes < 1 ? 1 : lanes < kMaxLanes ? lanes : kMaxLanes)};
+  return {tile, static_cast<unsigned>(lanes < 1 ? 1 : lanes < max_lanes ? lanes : max_lanes)};
 }
 
 template <class Word>
 void launch_gather(Stream stream, const GroupView& g, uint32_t signature, const void* in, void* out,
                    size_t bytes, int root) {
-  const Shape shape = shape_for(static_cast<int64_t>(bytes));
+  const Shape shape = shape_for(static_cast<int64_t>(bytes), g.lanes);
   const int64_t size = sizeof(Word);
   gather_kernel<Word><<<shape.lanes, kThreads, 0, stream_of(stream)>>>(
       g, signature, static_cast<const Word*>(in), static_cast<Word*>(out),
@@ -276,7 +276,7 @@ void gather(const char* op, Stream stream, const GroupView& g, uint32_t signatur
 template <int Size, bool OutF32>
 void launch_reduce(Stream stream, const GroupView& g, uint32_t signature, const float* partial,
                    void* out, int64_t n) {
-  const Shape shape = shape_for(n * 4);
+  const Shape shape = shape_for(n * 4, g.lanes);
   const int64_t tile = shape.tile_bytes / 4;
   if (n * 4 <= kOnePhaseBytes)
     reduce_whole_kernel<Size, OutF32>

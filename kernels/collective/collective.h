@@ -44,6 +44,7 @@ struct WaitFailure {
 struct GroupView {
   GroupMemory* memory[kMaxMembers];  // of every member, as mapped here
   int rank, size;
+  int lanes;                         // blocks a collective may have, the same for all members
   uint32_t id;                       // names the group in failures
   WaitFailure* failure;
   uint64_t deadline_ns;

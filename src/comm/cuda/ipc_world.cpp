@@ -66,13 +66,14 @@ class IpcCommunicator final : public Communicator {
  public:
   // arena [i]: member i's arena as mapped here.
   IpcCommunicator(Communicator& host, std::vector<char*> arena, size_t arena_bytes,
-                  uint64_t timeout_ns)
+                  uint64_t timeout_ns, int lanes)
       : Communicator(host.rank(), host.members()),
         memory_(host, cuda::group_memory_bytes(host.size())),
         arena_(std::move(arena)),
         arena_bytes_(arena_bytes) {
     view_.rank = rank_;
     view_.size = size();
+    view_.lanes = lanes;
     for (int m = 0; m < size(); ++m)
       view_.memory[m] = static_cast<cuda::GroupMemory*>(memory_.of(m));
     view_.id = static_cast<uint32_t>(failure_log.group.size() - 1);
@@ -130,7 +131,8 @@ class IpcWorld final : public World {
         host_(host),
         everyone_(host.group(all_ranks(host.size()), "ipc")),
         arena_(*everyone_, arena_bytes),
-        timeout_(timeout) {
+        timeout_(timeout),
+        lanes_(std::max(1, cuda::kMaxLanes / most_ranks_on_a_gpu(*everyone_))) {
     RLK_CHECK(failure_log.record == nullptr, "one world of CUDA ranks a process");
     void* record = nullptr;
     cuda::check(cudaHostAlloc(&record, sizeof(WaitFailure), cudaHostAllocMapped), "cudaHostAlloc");
@@ -168,7 +170,7 @@ class IpcWorld final : public World {
     for (int m : members) arena.push_back(static_cast<char*>(arena_.of(m)));
     const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(timeout_).count();
     return std::make_unique<IpcCommunicator>(*meeting, std::move(arena), arena_.bytes(),
-                                             static_cast<uint64_t>(ns));
+                                             static_cast<uint64_t>(ns), lanes_);
   }
 
   void abort(const std::string& reason) override { host_.abort(reason); }
@@ -181,10 +183,28 @@ class IpcWorld final : public World {
     return all;
   }
 
+  // Blocks that wait hold their multiprocessor's registers. Where ranks share a GPU, the blocks of all waiting ranks together must
+  // leave multiprocessors on which the one they wait for can run a kernel that needs a whole one.
+  static int most_ranks_on_a_gpu(Communicator& everyone) {
+    int device = 0;
+    cudaDeviceProp own{};
+    cuda::check(cudaGetDevice(&device), "cudaGetDevice");
+    cuda::check(cudaGetDeviceProperties(&own, device), "cudaGetDeviceProperties");
+    std::vector<cudaUUID_t> ids(static_cast<size_t>(everyone.size()));
+    everyone.all_gather(nullptr, &own.uuid, ids.data(), sizeof own.uuid);
+    int most = 0;
+    for (const cudaUUID_t& id : ids)
+      most = std::max(most, static_cast<int>(std::count_if(ids.begin(), ids.end(), [&](const auto& other) {
+        return std::memcmp(&id, &other, sizeof id) == 0;
+      })));
+    return most;
+  }
+
   World& host_;
   std::unique_ptr<Communicator> everyone_;
   IpcMemory arena_;
   std::chrono::milliseconds timeout_;
+  int lanes_;
   size_t used_ = 0;
 };
 
