@@ -141,7 +141,7 @@ class BlockOfRows {
       const int n = std::min(kTileRows, item_.rows - r);
       int seen[kTileRows];
       for (int i = 0; i < n; ++i) seen[i] = keys_seen(r + i, key0);
-      weighted_rows<false>(n, p_ + r * kTileKeys, kTileKeys, v_, g_.Dh, nullptr, seen,
+      weighted_rows<false>(n, p_ + r * kTileKeys, kTileKeys, v_, g_.Dh, kFromFirst, seen,
                            split_o_ + r * g_.Dh);
     }
   }

@@ -81,7 +81,7 @@ class QueryBlock {
         for (int i = 0; i < n; ++i)
           probabilities(s + i * kTileKeys, dp + i * kTileKeys, seen[i], exp2_scale,
                         g_.lse[query(r + i)], g_.delta[query(r + i)]);
-        weighted_rows<false>(n, dp, kTileKeys, k, Dh, nullptr, seen, dq + r * Dh);
+        weighted_rows<false>(n, dp, kTileKeys, k, Dh, kFromFirst, seen, dq + r * Dh);
       }
     }
     for (int r = 0; r < item_.rows; ++r) {

@@ -21,7 +21,6 @@ namespace {
 constexpr int kRows = 6;                      // of a tile
 constexpr int kColumns = kPanel;              // of a tile and of a B panel
 constexpr int64_t kRowBlock = 96;             // rows whose A is packed at a time
-constexpr int64_t kChunk = 2048;              // contraction steps packed at a time
 constexpr int64_t kPanelFloats = 192 * 1024;  // B scratch: 768 KB of a 2 MB L2
 constexpr int kTile = kRows * kColumns;
 constexpr int kLevels = 4;  // open chain, then pending nodes of 1, 2 and 4 slices
@@ -51,71 +50,86 @@ int stretches(const int64_t* bound, int slices, int64_t begin, int64_t end, Stre
   return n;
 }
 
-template <int R, bool Interleaved>
-inline void chain(F8 (&acc)[R][2], const float*& a, int64_t row, const float*& b, int64_t steps) {
+// Operands of a tile: six (or fewer) rows of A, P neighbouring panels of B, and each panel's state
+// of kLevels * kTile floats. Strides in floats.
+struct TileArgs {
+  const float* a;
+  int64_t a_row;
+  const float* b;
+  int64_t b_panel;
+  float* state;
+};
+
+// Chains of R rows x P panels over `steps` steps, from `at` on.
+template <int R, int P, bool Interleaved>
+inline void chain(F8 (&acc)[R][2 * P], const TileArgs& t, int64_t at, int64_t steps) {
+  const float* a = t.a + at * (Interleaved ? kRows : 1);
+  const float* b = t.b + at * kColumns;
   for (int64_t k = 0; k < steps; ++k) {
-    const F8 b0 = _mm256_load_ps(b), b1 = _mm256_load_ps(b + 8);
-    b += kColumns;
+    F8 column[2 * P];
+#pragma GCC unroll 8
+    for (int c = 0; c < 2 * P; ++c) column[c] = _mm256_load_ps(b + c / 2 * t.b_panel + c % 2 * 8);
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r) {
-      const F8 x = _mm256_broadcast_ss(Interleaved ? a + r : a + r * row);
-      acc[r][0] = fma8(x, b0, acc[r][0]);
-      acc[r][1] = fma8(x, b1, acc[r][1]);
+      const F8 x = _mm256_broadcast_ss(Interleaved ? a + r : a + r * t.a_row);
+#pragma GCC unroll 8
+      for (int c = 0; c < 2 * P; ++c) acc[r][c] = fma8(x, column[c], acc[r][c]);
     }
     a += Interleaved ? kRows : 1;
+    b += kColumns;
   }
 }
 
-template <int R>
-inline void put(float* state, const F8 (&acc)[R][2]) {
+// Runs the stretches on R rows x P panels. A finished tile is left at the start of its state. Few
+// rows take several panels at once, so that enough independent chains hide the latency of an fma.
+template <int R, int P, bool Interleaved>
+void tile(const TileArgs& t, const Stretch* list, int n) {
+  const auto at = [&t](int level, int r, int c) {
+    return t.state + c / 2 * kLevels * kTile + level * kTile + r * kColumns + c % 2 * 8;
+  };
+  F8 acc[R][2 * P];
+  int64_t step = 0;
+  for (int i = 0; i < n; step += list[i++].steps) {
 #pragma GCC unroll 6
-  for (int r = 0; r < R; ++r) {
-    _mm256_store_ps(state + r * kColumns, acc[r][0]);
-    _mm256_store_ps(state + r * kColumns + 8, acc[r][1]);
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int c = 0; c < 2 * P; ++c)
+        acc[r][c] = list[i].opens ? zero8() : _mm256_load_ps(at(0, r, c));
+    chain<R, P, Interleaved>(acc, t, step, list[i].steps);
+    for (int level = 1; level <= list[i].closes; ++level)
+#pragma GCC unroll 6
+      for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int c = 0; c < 2 * P; ++c)
+          acc[r][c] = add8(_mm256_load_ps(at(level, r, c)), acc[r][c]);
+    const int level = list[i].closes >= 0 && !list[i].last ? list[i].closes + 1 : 0;
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int c = 0; c < 2 * P; ++c) _mm256_store_ps(at(level, r, c), acc[r][c]);
   }
 }
 
-// Runs the stretches on one tile. state: kLevels * kTile floats. The finished tile, if any, is left
-// in state[0].
-template <int R, bool Interleaved>
-void tile(const float* a, int64_t row, const float* b, const Stretch* list, int n, float* state) {
-  F8 acc[R][2];
-  for (int i = 0; i < n; ++i) {
-#pragma GCC unroll 6
-    for (int r = 0; r < R; ++r) {
-      acc[r][0] = list[i].opens ? zero8() : _mm256_load_ps(state + r * kColumns);
-      acc[r][1] = list[i].opens ? zero8() : _mm256_load_ps(state + r * kColumns + 8);
-    }
-    chain<R, Interleaved>(acc, a, row, b, list[i].steps);
-    for (int level = 1; level <= list[i].closes; ++level) {
-      const float* left = state + level * kTile;
-#pragma GCC unroll 6
-      for (int r = 0; r < R; ++r) {
-        acc[r][0] = add8(_mm256_load_ps(left + r * kColumns), acc[r][0]);
-        acc[r][1] = add8(_mm256_load_ps(left + r * kColumns + 8), acc[r][1]);
-      }
-    }
-    const bool pending = list[i].closes >= 0 && !list[i].last;
-    put<R>(state + (pending ? (list[i].closes + 1) * kTile : 0), acc);
-  }
+// Panels that a tile of `rows` rows takes at once.
+int panels_at_once(int rows) {
+  return rows == 1 ? 4 : rows <= 3 ? 2 : 1;
 }
 
 template <bool Interleaved>
-void tile_rows(int rows, const float* a, int64_t row, const float* b, const Stretch* list, int n,
-               float* state) {
+void run_tile(int rows, bool alone, const TileArgs& t, const Stretch* list, int n) {
   switch (rows) {
     case 1:
-      return tile<1, Interleaved>(a, row, b, list, n, state);
+      return alone ? tile<1, 1, Interleaved>(t, list, n) : tile<1, 4, Interleaved>(t, list, n);
     case 2:
-      return tile<2, Interleaved>(a, row, b, list, n, state);
+      return alone ? tile<2, 1, Interleaved>(t, list, n) : tile<2, 2, Interleaved>(t, list, n);
     case 3:
-      return tile<3, Interleaved>(a, row, b, list, n, state);
+      return alone ? tile<3, 1, Interleaved>(t, list, n) : tile<3, 2, Interleaved>(t, list, n);
     case 4:
-      return tile<4, Interleaved>(a, row, b, list, n, state);
+      return tile<4, 1, Interleaved>(t, list, n);
     case 5:
-      return tile<5, Interleaved>(a, row, b, list, n, state);
+      return tile<5, 1, Interleaved>(t, list, n);
     default:
-      return tile<6, Interleaved>(a, row, b, list, n, state);
+      return tile<6, 1, Interleaved>(t, list, n);
   }
 }
 
@@ -150,52 +164,69 @@ void store_tile(const Problem& p, const float* state, int64_t row0, int rows, in
   }
 }
 
-// Rows [row_begin, row_end) x panels [panel_begin, panel_end) on this thread. Packer: how operands
-// lie in memory.
+// Rows x panels of a problem on this thread. Packer: how operands lie in memory.
 template <class Packer>
-void run_block(const Problem& p, const Packer& packer, int64_t row_begin, int64_t row_end,
-               int64_t panel_begin, int64_t panel_end) {
-  constexpr bool kInterleaved = Packer::kInterleaved;
-  const int64_t first = p.bound[0], last = p.bound[p.slices];
-  const int64_t chunk = std::max<int64_t>(1, std::min(kChunk, last - first));
-  const int64_t chunks = std::max<int64_t>(1, (last - first + chunk - 1) / chunk);
-  const int64_t block =
-      std::max<int64_t>(1, kPanelFloats / (chunk * kColumns));  // panels packed at a time
-  const int64_t block_panels = std::min(block, panel_end - panel_begin);
-  const int64_t row = chunk + 16;  // not a power of two: six rows in different cache sets
-  float* a = scratch(0, static_cast<size_t>(kRowBlock * row));
-  float* b = scratch(1, static_cast<size_t>(block_panels * chunk * kColumns));
-  const int64_t tiles = kRowBlock / kRows;
-  float* state =
-      scratch(2, static_cast<size_t>((chunks > 1 ? tiles * block_panels : 1) * kLevels * kTile));
-  Stretch list[kSlices + 1];
-  for (int64_t p0 = panel_begin; p0 < panel_end; p0 += block) {
-    const int64_t p1 = std::min(panel_end, p0 + block);
-    for (int64_t r0 = row_begin; r0 < row_end; r0 += kRowBlock) {
-      const int64_t r1 = std::min(row_end, r0 + kRowBlock);
-      for (int64_t c = 0; c < chunks; ++c) {
-        const int64_t begin = first + c * chunk, end = std::min(last, begin + chunk);
-        const int n = stretches(p.bound, p.slices, begin, end, list);
-        if (chunks > 1 || r0 == row_begin)
-          for (int64_t q = p0; q < p1; ++q)
-            packer.pack_b(q, begin, end, b + (q - p0) * chunk * kColumns);
-        packer.pack_a(r0, r1, begin, end, a, row);
-        for (int64_t t = 0; r0 + t * kRows < r1; ++t) {
-          const int rows = static_cast<int>(std::min<int64_t>(kRows, r1 - r0 - t * kRows));
-          const float* a_tile = a + t * kRows * (kInterleaved ? end - begin : row);
-          for (int64_t q = p0; q < p1; ++q) {
-            float* s = state + (chunks > 1 ? (t * block_panels + q - p0) * kLevels * kTile : 0);
-            tile_rows<kInterleaved>(rows, a_tile, row, b + (q - p0) * chunk * kColumns, list, n, s);
-            if (n > 0 && list[n - 1].last) {
-              const Panel panel = packer.panel(q);
-              store_tile(p, s, r0 + t * kRows, rows, packer.out_offset(panel), panel.width);
-            }
-          }
+class Block {
+ public:
+  Block(const Problem& p, const Packer& packer)
+      : p_(p), packer_(packer), first_(p.bound[0]), last_(p.bound[p.slices]) {
+    chunk_ = std::clamp<int64_t>(last_ - first_, 1, Packer::kChunk);
+    chunks_ = std::max<int64_t>(1, (last_ - first_ + chunk_ - 1) / chunk_);
+    a_row_ = chunk_ + 16;  // not a power of two: six rows in different cache sets
+  }
+
+  void run(int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
+    const int64_t fitting = std::max<int64_t>(1, kPanelFloats / (chunk_ * kColumns));
+    block_ = std::min(fitting, panel_end - panel_begin);
+    a_ = scratch(0, static_cast<size_t>(kRowBlock * a_row_));
+    b_ = scratch(1, static_cast<size_t>(block_ * chunk_ * kColumns));
+    // One chunk: a tile's state is done with at once. Several: every tile of the block keeps its
+    // own.
+    const int64_t kept = chunks_ > 1 ? kRowBlock / kRows * block_ : block_;
+    state_ = scratch(2, static_cast<size_t>(kept * kLevels * kTile));
+    for (int64_t p0 = panel_begin; p0 < panel_end; p0 += block_) {
+      const int64_t p1 = std::min(panel_end, p0 + block_);
+      for (int64_t r0 = row_begin; r0 < row_end; r0 += kRowBlock)
+        for (int64_t c = 0; c < chunks_; ++c)
+          run_chunk(c, r0, std::min(row_end, r0 + kRowBlock), p0, p1,
+                    chunks_ > 1 || r0 == row_begin);
+    }
+  }
+
+ private:
+  void run_chunk(int64_t c, int64_t r0, int64_t r1, int64_t p0, int64_t p1, bool pack_b) {
+    const int64_t begin = first_ + c * chunk_, end = std::min(last_, begin + chunk_);
+    Stretch list[kSlices + 1];
+    const int n = stretches(p_.bound, p_.slices, begin, end, list);
+    const int64_t b_panel = chunk_ * kColumns;
+    if (pack_b)
+      for (int64_t q = p0; q < p1; ++q) packer_.pack_b(q, begin, end, b_ + (q - p0) * b_panel);
+    packer_.pack_a(r0, r1, begin, end, a_, a_row_);
+    for (int64_t t = 0; r0 + t * kRows < r1; ++t) {
+      const int rows = static_cast<int>(std::min<int64_t>(kRows, r1 - r0 - t * kRows));
+      const float* a = a_ + t * kRows * (Packer::kInterleaved ? end - begin : a_row_);
+      float* state = state_ + (chunks_ > 1 ? t * block_ * kLevels * kTile : 0);
+      for (int64_t q = p0; q < p1;) {
+        const int64_t panels = std::min<int64_t>(panels_at_once(rows), p1 - q);
+        const bool alone = panels < panels_at_once(rows) || panels == 1;
+        float* s = state + (q - p0) * kLevels * kTile;
+        run_tile<Packer::kInterleaved>(rows, alone,
+                                       {a, a_row_, b_ + (q - p0) * b_panel, b_panel, s}, list, n);
+        for (int64_t next = q + (alone ? 1 : panels); q < next; ++q, s += kLevels * kTile) {
+          if (!list[n - 1].last) continue;
+          const Panel panel = packer_.panel(q);
+          store_tile(p_, s, r0 + t * kRows, rows, packer_.out_offset(panel), panel.width);
         }
       }
     }
   }
-}
+
+  const Problem& p_;
+  const Packer& packer_;
+  const int64_t first_, last_;
+  int64_t chunk_, chunks_, a_row_, block_ = 0;
+  float *a_ = nullptr, *b_ = nullptr, *state_ = nullptr;
+};
 
 template <class Packer>
 void run(const Problem& p, const Packer& packer) {
@@ -206,11 +237,11 @@ void run(const Problem& p, const Packer& packer) {
     const int64_t blocks = (p.rows + kRows - 1) / kRows;
     for_each_part(blocks, grain_flops / (steps * p.panels * kTile) + 1,
                   [&](int64_t from, int64_t to) {
-                    run_block(p, packer, from * kRows, std::min(p.rows, to * kRows), 0, p.panels);
+                    Block(p, packer).run(from * kRows, std::min(p.rows, to * kRows), 0, p.panels);
                   });
   } else {
     for_each_part(p.panels, grain_flops / (steps * p.rows * kColumns) + 1,
-                  [&](int64_t from, int64_t to) { run_block(p, packer, 0, p.rows, from, to); });
+                  [&](int64_t from, int64_t to) { Block(p, packer).run(0, p.rows, from, to); });
   }
 }
 
@@ -219,6 +250,7 @@ void run(const Problem& p, const Packer& packer) {
 
 struct ForwardPacker {
   static constexpr bool kInterleaved = false;
+  static constexpr int64_t kChunk = 2048;  // contraction steps packed at a time
   const GemmArgs& g;
 
   Panel panel(int64_t q) const {
@@ -233,11 +265,16 @@ struct ForwardPacker {
 
   void pack_b(int64_t q, int64_t begin, int64_t end, float* b) const {
     const Panel p = panel(q);
-    for (int64_t k = begin; k < end; k += 8) {  // ks % 16 == 0: eight steps never straddle slices
-      const int64_t slice = k / g.ks;
-      const bf16* rows[kColumns] = {};
-      for (int n = 0; n < p.width; ++n) rows[n] = g.w + slice * g.w_slice + (p.column + n) * g.ldw;
-      transpose_16x8(rows, k - slice * g.ks, b + (k - begin) * kColumns);
+    const bool one_run = g.w_slice == g.ks;  // slices side by side: rows go on across them
+    for (int64_t k = begin; k < end;) {
+      const int64_t slice = k / g.ks, run_end = one_run ? end : std::min(end, (slice + 1) * g.ks);
+      const bf16* rows[kColumns];
+      for (int n = 0; n < kColumns;
+           ++n)  // a narrow panel is filled up; its extra columns are not stored
+        rows[n] = g.w + slice * g.w_slice + (p.column + (n < p.width ? n : 0)) * g.ldw +
+                  (k - slice * g.ks);
+      for (const int64_t start = k; k < run_end; k += 8, b += 8 * kColumns)
+        transpose_16x8(rows, k - start, b);
     }
   }
 };
@@ -257,6 +294,7 @@ Panel grouped_panel(int64_t q, int64_t group_columns) {
 
 struct DgradPacker {
   static constexpr bool kInterleaved = false;
+  static constexpr int64_t kChunk = 2048;
   const GemmDgradArgs& g;
 
   Panel panel(int64_t q) const { return grouped_panel(q, g.gk); }
@@ -269,15 +307,18 @@ struct DgradPacker {
 
   void pack_b(int64_t q, int64_t begin, int64_t end, float* b) const {
     const Panel p = panel(q);
-    const bf16* w = g.w + p.group * g.w_group + p.column;
-    for (int64_t k = begin; k < end; ++k)
-      widen_panel_row(w + k / g.ns * g.w_slice + k % g.ns * g.ldw, p.width,
-                      b + (k - begin) * kColumns);
+    for (int64_t k = begin; k < end;) {
+      const int64_t slice = k / g.ns, slice_end = std::min(end, (slice + 1) * g.ns);
+      const bf16* w =
+          g.w + p.group * g.w_group + p.column + slice * g.w_slice + (k - slice * g.ns) * g.ldw;
+      for (; k < slice_end; ++k, w += g.ldw, b += kColumns) widen_panel_row(w, p.width, b);
+    }
   }
 };
 
 struct WgradPacker {
   static constexpr bool kInterleaved = true;
+  static constexpr int64_t kChunk = 512;  // tokens: few, so that many panels share a packed A
   const GemmWgradArgs& g;
 
   Panel panel(int64_t q) const { return grouped_panel(q, g.gk); }
@@ -286,11 +327,14 @@ struct WgradPacker {
   void pack_a(int64_t r0, int64_t r1, int64_t begin, int64_t end, float* a, int64_t) const {
     for (int64_t r = r0; r < r1; r += kRows) {
       float* at = a + (r - r0) * (end - begin);
-      const int64_t n = std::min<int64_t>(kRows, g.N - r);
-      for (int64_t t = begin; t < end; ++t, at += kRows) {
-        const bf16* from = g.dy + t * g.lddy + r;
-        for (int64_t i = 0; i < n; ++i) at[i] = to_float(from[i]);
-      }
+      const bf16* from = g.dy + begin * g.lddy + r;
+      // Eight values a load: two too many, overwritten by the next step's (the scratch has room for
+      // the last).
+      const int64_t whole = r + 8 <= g.N ? end : begin;
+      int64_t t = begin;
+      for (; t < whole; ++t, at += kRows, from += g.lddy) store8(at, load8(from));
+      for (; t < end; ++t, at += kRows, from += g.lddy)
+        for (int64_t i = 0; i < std::min<int64_t>(kRows, g.N - r); ++i) at[i] = to_float(from[i]);
     }
   }
 

@@ -16,8 +16,7 @@ inline void widen_row(const bf16* from, int64_t n, float* to) {
   for (; i < n; ++i) to[i] = to_float(from[i]);
 }
 
-// Transposes 16 rows (stride ld) x 8 columns of bf16 into to[column][row], fp32. Null rows are
-// zero.
+// Transposes 16 rows x 8 columns of bf16 into to[column][row], fp32.
 inline void transpose_16x8(const bf16* const (&rows)[kPanel], int64_t column, float* to) {
   // Lower lanes take rows 0-3 and 8-11, upper lanes 4-7 and 12-15: after three interleavings and
   // the widening one, a register holds eight neighbouring rows.
@@ -25,8 +24,7 @@ inline void transpose_16x8(const bf16* const (&rows)[kPanel], int64_t column, fl
   for (int i = 0; i < 8; ++i) {
     const int low = i < 4 ? i : i + 4;
     const auto load = [&](int j) {
-      return rows[j] ? _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[j] + column))
-                     : _mm_setzero_si128();
+      return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[j] + column));
     };
     r[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(load(low)), load(low + 4), 1);
   }
@@ -56,11 +54,12 @@ inline void transpose_16x8(const bf16* const (&rows)[kPanel], int64_t column, fl
   }
 }
 
-// n rows of `width` (% 8 == 0) bf16 into panels of 16: to[panel][column][row], missing rows zero.
+// n rows of `width` (% 8 == 0) bf16 into panels of 16: to[panel][column][row]. The last panel is
+// filled up with its first row; nobody reads those columns.
 inline void transpose_rows(const bf16* const* row, int n, int64_t width, float* to) {
   for (int first = 0; first < n; first += kPanel, to += kPanel * width) {
-    const bf16* rows[kPanel] = {};
-    for (int i = 0; i < kPanel && first + i < n; ++i) rows[i] = row[first + i];
+    const bf16* rows[kPanel];
+    for (int i = 0; i < kPanel; ++i) rows[i] = row[first + i < n ? first + i : first];
     for (int64_t column = 0; column < width; column += 8)
       transpose_16x8(rows, column, to + column * kPanel);
   }
