@@ -26,4 +26,13 @@ __device__ inline float minus_log_uniform(uint32_t bits) {
 
 __device__ inline float gumbel(uint32_t bits) { return -logf(minus_log_uniform(bits)); }
 
+// At least gumbel(bits) but for 1e-5 of its magnitude: -log(u) >= 1 - u, so gumbel(bits) <= -log(1 - u).
+__device__ inline float gumbel_bound(uint32_t bits) {
+  float log2_rest;
+  asm("lg2.approx.ftz.f32 %0, %1;"
+      : "=f"(log2_rest)
+      : "f"((static_cast<float>(~bits) + 0.5f) * 0x1p-32f));
+  return log2_rest * -0.693147181f;
+}
+
 }  // namespace rlk::cuda

@@ -1,5 +1,7 @@
 // sample: a cluster of 8 blocks a row, each over an eighth of the row's columns. A token's score depends on its own logit
-// and counter alone and ties go to the lower id, so the partition cannot change the result.
+// and counter alone and ties go to the lower id, so the partition cannot change the result. Nor can skipping the two
+// logarithms of a token whose cheap upper bound stays below a score that the warp has seen: after the first few tokens
+// that is nearly all of them.
 
 #include <cooperative_groups.h>
 
@@ -20,6 +22,13 @@ constexpr int32_t kNoToken = 0x7fffffff;
 
 __device__ inline Candidate better(Candidate a, Candidate b) {
   return b.score > a.score || (b.score == a.score && b.token < a.token) ? b : a;
+}
+
+// Largest of the warp's scores: as integers ordered like the floats, in one instruction.
+__device__ inline float warp_top(float score) {
+  const int bits = __float_as_int(score);
+  const int top = __reduce_max_sync(0xffffffffu, bits ^ (bits >> 31 & 0x7fffffff));
+  return __int_as_float(top ^ (top >> 31 & 0x7fffffff));
 }
 
 __device__ inline Candidate warp_best(Candidate best) {
@@ -49,10 +58,14 @@ __global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kThreads)
   const bf16* x = v.x + t * v.ld;
 
   Candidate best{kMinusInf, kNoToken};
-#pragma unroll 2
-  for (int vector = part * share + threadIdx.x; vector < last; vector += kThreads) {
+  float seen = kMinusInf;  // the warp's best score
+  const int first = part * share;
+  // Whole warps stay in the loop: they share `seen`.
+  for (int base_vector = first + threadIdx.x / 32 * 32; base_vector < last; base_vector += kThreads) {
+    const int vector = base_vector + threadIdx.x % 32;
+    const bool active = vector < last;
     float value[8];
-    unpack(load_vec<Bf16x8>(x + vector * 8), value);
+    unpack(load_vec<Bf16x8>(x + (active ? vector : first) * 8), value);
     const int32_t id = static_cast<int32_t>(base) + vector * 8;
 #pragma unroll
     for (int quad = 0; quad < 2; ++quad) {
@@ -61,10 +74,17 @@ __global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kThreads)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float logit = value[quad * 4 + i];
-        if (logit < threshold || vector * 8 + quad * 4 + i >= real) continue;
-        const float score = inv_temp == 0.0f ? logit : logit * inv_temp + gumbel(bits.word[i]);
+        if (!active || logit < threshold || vector * 8 + quad * 4 + i >= real) continue;
+        float score = logit;
+        if (inv_temp != 0.0f) {
+          score = logit * inv_temp;
+          const float slack = fmaf(fabsf(score), 1e-5f, 1e-3f);
+          if (score + gumbel_bound(bits.word[i]) + slack < seen) continue;
+          score += gumbel(bits.word[i]);
+        }
         best = better(best, {score, id + quad * 4 + i});
       }
+      seen = warp_top(best.score);
     }
   }
 

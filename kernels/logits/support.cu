@@ -113,6 +113,23 @@ __device__ inline void count_row(const LogitsView& v, int64_t t, bool negative, 
   }
 }
 
+// Whether this thread's share of every second stretch of the row, from stretch `rank` on, holds a NaN.
+__device__ inline bool has_nan(const LogitsView& v, int64_t t, int rank) {
+  const bf16* x = v.x + t * v.ld;
+  const int real = static_cast<int>(min(v.vocab, v.slices * v.slice_rows));
+  bool nan = false;
+#pragma unroll 4
+  for (int c = (rank * kThreads + threadIdx.x) * 8; c < real; c += 2 * kThreads * 8) {
+    const Bf16x8 vector = load_vec<Bf16x8>(x + c);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const uint32_t bits = vector.pair[i / 2] >> (i % 2 * 16);
+      nan |= (bits & kMagnitude) > kInfBits && c + i < real;
+    }
+  }
+  return nan;
+}
+
 __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads)
     support_kernel(SupportArgs a) {
   extern __shared__ uint32_t counter[];
@@ -126,8 +143,9 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads)
   const Half half{rank == 1};
   const int top_k = a.top_k[t];
   const float top_p = a.top_p[t];
-  const bool cut_count = top_k > 0, cut_mass = top_p < 1.0f;
+  const bool cut_count = top_k > 0 && top_k < a.logits.vocab, cut_mass = top_p < 1.0f;
   if (!cut_count && !cut_mass) {
+    if (has_nan(a.logits, t, rank)) atomicOr(a.error, 1);
     if (rank == 0 && threadIdx.x == 0) a.threshold[t] = 0;
     return;
   }

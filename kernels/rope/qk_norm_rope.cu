@@ -23,6 +23,17 @@ struct Pairs {
   float lo[4], hi[4];
 };
 
+// Element by element: a reference to one of two would put both into memory.
+__device__ inline Pairs select(bool first, const Pairs& a, const Pairs& b) {
+  Pairs p;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    p.lo[i] = first ? a.lo[i] : b.lo[i];
+    p.hi[i] = first ? a.hi[i] : b.hi[i];
+  }
+  return p;
+}
+
 __device__ inline void unpack4(uint2 v, float (&x)[4]) {
   x[0] = low_float(v.x);
   x[1] = high_float(v.x);
@@ -109,48 +120,89 @@ __device__ inline bf16* cache_row(bf16* const* shards, const KvCache& c, int64_t
          position % c.page_size * c.token_stride + head * c.head_stride;
 }
 
+// Raw rows of one head: what a group has in flight.
+struct RawPairs {
+  uint2 lo, hi;
+};
+
+template <int Dh>
+__device__ inline RawPairs load_raw(const bf16* row, int lane) {
+  return {*reinterpret_cast<const uint2*>(row + lane * 4),
+          *reinterpret_cast<const uint2*>(row + Dh / 2 + lane * 4)};
+}
+
+__device__ inline Pairs to_pairs(const RawPairs& raw) {
+  Pairs p;
+  unpack4(raw.lo, p.lo);
+  unpack4(raw.hi, p.hi);
+  return p;
+}
+
+// A block takes `tokens` rows after each other, so that the weights are read once.
 template <int Dh>
 __global__ void __launch_bounds__(kThreads)
-    qk_norm_rope_kernel(QkNormRopeArgs a, KvCache cache, bool to_cache) {
+    qk_norm_rope_kernel(QkNormRopeArgs a, KvCache cache, bool to_cache, int tokens) {
   constexpr int kLanes = Dh / 8, kGroups = kThreads / kLanes;
+  constexpr int kBatch = 4;  // heads that a group has in flight
   const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
-  const int64_t t = blockIdx.x;
   const int heads = a.slices * (a.hq + 2 * a.hkv);
-  const int32_t position = a.position[t];
-  const int32_t seq = to_cache ? a.seq[t] : 0;
-  const Angles angles = load_angles<Dh>(a.rope, position, lane);
   const Pairs wq = load_pairs<Dh>(a.q_weight, lane), wk = load_pairs<Dh>(a.k_weight, lane);
-  // Whole warps stay in the loop: the sums exchange values between lanes.
-  for (int first = 0; first < heads; first += kGroups) {
-    const int head = first + group;
-    const bool active = head < heads;
-    Pairs x = load_pairs<Dh>(a.qkv + (t * heads + (active ? head : 0)) * Dh, lane);
-    const float rstd = head_rstd<Dh>(x, a.eps);
-    const HeadPlace place = head_place(head, a.hq, a.hkv);
-    if (place.part != Part::v) {
-      const Pairs& w = place.part == Part::q ? wq : wk;
+  const int64_t begin = static_cast<int64_t>(blockIdx.x) * tokens;
+  const int64_t end = min(begin + tokens, a.T);
+  for (int64_t t = begin; t < end; ++t) {
+    const int32_t position = a.position[t];
+    const int32_t seq = to_cache ? a.seq[t] : 0;
+    const Angles angles = load_angles<Dh>(a.rope, position, lane);
+    // Whole warps stay in the loop: the sums exchange values between lanes.
+    for (int first = 0; first < heads; first += kGroups * kBatch) {
+      RawPairs raw[kBatch];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        x.lo[i] = round_to_bf16(x.lo[i] * rstd * w.lo[i]);
-        x.hi[i] = round_to_bf16(x.hi[i] * rstd * w.hi[i]);
+      for (int b = 0; b < kBatch; ++b) {
+        const int head = first + b * kGroups + group;
+        raw[b] = load_raw<Dh>(a.qkv + (t * heads + (head < heads ? head : 0)) * Dh, lane);
       }
-      rotate(x, angles);
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        if (first + b * kGroups >= heads) break;
+        const int head = first + b * kGroups + group;
+        Pairs x = to_pairs(raw[b]);
+        const float rstd = head_rstd<Dh>(x, a.eps);
+        const HeadPlace place = head_place(head, a.hq, a.hkv);
+        if (place.part != Part::v) {
+          const Pairs w = select(place.part == Part::q, wq, wk);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            x.lo[i] = round_to_bf16(x.lo[i] * rstd * w.lo[i]);
+            x.hi[i] = round_to_bf16(x.hi[i] * rstd * w.hi[i]);
+          }
+          rotate(x, angles);
+        }
+        if (head >= heads) continue;
+        bf16* out;
+        if (place.part == Part::q) {
+          out = a.q + (t * a.slices * a.hq + place.index) * Dh;
+        } else if (to_cache) {
+          if (seq < 0) continue;
+          out = cache_row(place.part == Part::k ? cache.k : cache.v, cache, seq, position,
+                          place.index);
+        } else {
+          out = (place.part == Part::k ? a.k : a.v) + (t * a.slices * a.hkv + place.index) * Dh;
+        }
+        store_pairs<Dh>(out, lane, x);
+      }
     }
-    if (!active) continue;
-    bf16* out;
-    if (place.part == Part::q) {
-      out = a.q + (t * a.slices * a.hq + place.index) * Dh;
-    } else if (to_cache) {
-      if (seq < 0) continue;
-      out = cache_row(place.part == Part::k ? cache.k : cache.v, cache, seq, position, place.index);
-    } else {
-      out = (place.part == Part::k ? a.k : a.v) + (t * a.slices * a.hkv + place.index) * Dh;
-    }
-    store_pairs<Dh>(out, lane, x);
   }
 }
 
 // part [blocks][slices][2][Dh]: weight gradients of q, k over 64 rows and one slice.
+__device__ inline void add_products(Pairs& sum, const Pairs& g, const Pairs& xhat) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    sum.lo[i] = fmaf(g.lo[i], xhat.lo[i], sum.lo[i]);
+    sum.hi[i] = fmaf(g.hi[i], xhat.hi[i], sum.hi[i]);
+  }
+}
+
 template <int Dh>
 __global__ void __launch_bounds__(kThreads)
     qk_norm_rope_bwd_kernel(QkNormRopeBwdArgs a, float* part) {
@@ -159,24 +211,44 @@ __global__ void __launch_bounds__(kThreads)
   const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes, slice = blockIdx.y;
   const int64_t row0 = a.leaves.begin[0] + static_cast<int64_t>(blockIdx.x) * kLeafBlock;
   const int local = a.hq + 2 * a.hkv;
+  const int step_rows = kGroups / local, step_heads = kGroups % local;
   const Pairs wq = load_pairs<Dh>(a.q_weight, lane), wk = load_pairs<Dh>(a.k_weight, lane);
   Pairs dw[2] = {};
+
+  // A group's items: (row, head) pairs group, group + kGroups, ... The next item is in flight while one is worked on.
+  struct Item {
+    RawPairs x, g;
+    int32_t position;
+  };
+  const auto load = [&](int row, int head) {
+    const int64_t t = row0 + row, rank_slice = t * a.slices + slice;
+    const bf16* g = head < a.hq           ? a.dq + (rank_slice * a.hq + head) * Dh
+                    : head < a.hq + a.hkv ? a.dk + (rank_slice * a.hkv + head - a.hq) * Dh
+                                          : a.dv + (rank_slice * a.hkv + head - a.hq - a.hkv) * Dh;
+    return Item{load_raw<Dh>(a.qkv + (rank_slice * local + head) * Dh, lane),
+                load_raw<Dh>(g, lane), a.position[t]};
+  };
+  int row = group / local, head = group % local;
+  Item next = load(min(row, kLeafBlock - 1), head);
+  // Whole warps stay in the loop: the sums exchange values between lanes.
   for (int first = 0; first < kLeafBlock * local; first += kGroups) {
-    const int item = first + group;
-    const bool active = item < kLeafBlock * local;
-    const int64_t t = row0 + (active ? item / local : 0);
-    const HeadPlace place = head_place(active ? item % local : 0, a.hq, a.hkv);
-    const int64_t offset = (t * a.slices * local + slice * local + (active ? item % local : 0)) * Dh;
-    const int64_t kv = (t * a.slices + slice) * a.hkv;
-    const bf16* from = place.part == Part::q   ? a.dq + ((t * a.slices + slice) * a.hq + place.index) * Dh
-                       : place.part == Part::k ? a.dk + (kv + place.index) * Dh
-                                               : a.dv + (kv + place.index) * Dh;
-    const Pairs x = load_pairs<Dh>(a.qkv + offset, lane);
-    Pairs g = load_pairs<Dh>(from, lane);
+    const bool active = row < kLeafBlock;
+    const Item item = next;
+    const int my_row = row, my_head = head;
+    row += step_rows;
+    head += step_heads;
+    if (head >= local) {
+      head -= local;
+      ++row;
+    }
+    next = load(min(row, kLeafBlock - 1), head);
+
+    const Pairs x = to_pairs(item.x);
+    Pairs g = to_pairs(item.g);
     const float rstd = head_rstd<Dh>(x, a.eps);
-    const bool norm = place.part != Part::v;
-    if (norm) rotate_back(g, load_angles<Dh>(a.rope, a.position[t], lane));
-    const Pairs& w = place.part == Part::q ? wq : wk;
+    const bool is_q = my_head < a.hq, norm = my_head < a.hq + a.hkv;
+    if (norm) rotate_back(g, load_angles<Dh>(a.rope, item.position, lane));
+    const Pairs w = select(is_q, wq, wk);
     Pairs xhat, gw;
     float dot = 0;
 #pragma unroll
@@ -193,16 +265,18 @@ __global__ void __launch_bounds__(kThreads)
     const float mean = lanes_sum<kLanes>(dot) * (1.0f / Dh);
     if (!active) continue;
     if (norm) {
-      Pairs& sum = dw[place.part == Part::q ? 0 : 1];
+      if (is_q)  // not dw[...]: registers have no run-time index
+        add_products(dw[0], g, xhat);
+      else
+        add_products(dw[1], g, xhat);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        sum.lo[i] = fmaf(g.lo[i], xhat.lo[i], sum.lo[i]);
-        sum.hi[i] = fmaf(g.hi[i], xhat.hi[i], sum.hi[i]);
         g.lo[i] = rstd * fmaf(-xhat.lo[i], mean, gw.lo[i]);
         g.hi[i] = rstd * fmaf(-xhat.hi[i], mean, gw.hi[i]);
       }
     }
-    store_pairs<Dh>(a.dqkv + offset, lane, g);
+    const int64_t out = (row0 + my_row) * a.slices + slice;
+    store_pairs<Dh>(a.dqkv + (out * local + my_head) * Dh, lane, g);
   }
 #pragma unroll
   for (int p = 0; p < 2; ++p) {
@@ -267,8 +341,10 @@ void qk_norm_rope(Stream stream, const QkNormRopeArgs& a) {
   const bool to_cache = a.k == nullptr;
   require(!to_cache || a.cache != nullptr, "qk_norm_rope", "needs k and v or a cache");
   for_head_dim("qk_norm_rope", a.Dh, [&]<int Dh>() {
-    qk_norm_rope_kernel<Dh><<<blocks_for(a.T, 1), kThreads, 0, stream_of(stream)>>>(
-        a, to_cache ? *a.cache : KvCache{}, to_cache);
+    // Few rows: a block each. Many: several a block, still thousands of blocks.
+    const int tokens = a.T >= 2048 ? 4 : 1;
+    qk_norm_rope_kernel<Dh><<<blocks_for(a.T, tokens), kThreads, 0, stream_of(stream)>>>(
+        a, to_cache ? *a.cache : KvCache{}, to_cache, tokens);
   });
   check_launch("qk_norm_rope");
 }
