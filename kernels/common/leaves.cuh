@@ -1,6 +1,6 @@
 #pragma once
-// Token leaves of weight gradients (R7) on the device. Leaves hold a multiple of 64 rows, so blocks of 64 rows counted from
-// begin[0] are anchored at every leaf's start: a leaf's sum is the chain over its blocks' sums, in order.
+// Token leaves of weight gradients (R7) on the device. Leaves hold a multiple of 64 rows, so blocks of Rows rows (a divisor of
+// 64) counted from begin[0] are anchored at every leaf's start: a leaf's sum is the chain over its blocks' sums, in order.
 
 #include <string>
 
@@ -20,8 +20,9 @@ inline void require_leaves(const char* op, const Leaves& leaves) {
   }
 }
 
-inline int64_t leaf_blocks(const Leaves& leaves) {
-  return (leaves.begin[leaves.count] - leaves.begin[0]) / kLeafBlock;
+template <int Rows>
+int64_t leaf_blocks(const Leaves& leaves) {
+  return (leaves.begin[leaves.count] - leaves.begin[0]) / Rows;
 }
 
 // Calls launch.operator()<Count>() for count in {1, 2, 4, 8}.
@@ -37,11 +38,12 @@ void for_leaf_count(const char* op, int count, Launch&& launch) {
 }
 
 // Sum over one leaf's blocks, in order, of column j of part [blocks][width].
+template <int Rows>
 __device__ inline float leaf_sum(const float* part, int64_t width, int64_t j, const Leaves& leaves,
                                  int leaf) {
   float sum = 0;
-  const int64_t first = (leaves.begin[leaf] - leaves.begin[0]) / kLeafBlock;
-  const int64_t last = (leaves.begin[leaf + 1] - leaves.begin[0]) / kLeafBlock;
+  const int64_t first = (leaves.begin[leaf] - leaves.begin[0]) / Rows;
+  const int64_t last = (leaves.begin[leaf + 1] - leaves.begin[0]) / Rows;
 #pragma unroll 8
   for (int64_t b = first; b < last; ++b) sum += part[b * width + j];
   return sum;

@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(LeafCount * 32)
   __shared__ float leaf[32][LeafCount];
   const int lane = threadIdx.x % 32, l = threadIdx.x / 32;
   const int64_t d = static_cast<int64_t>(blockIdx.x) * 32 + lane;
-  leaf[lane][l] = d < a.D ? leaf_sum(part, a.D, d, a.leaves, l) : 0.0f;
+  leaf[lane][l] = d < a.D ? leaf_sum<kLeafBlock>(part, a.D, d, a.leaves, l) : 0.0f;
   __syncthreads();
   if (l == 0 && d < a.D) a.dw[d] = aligned_tree<LeafCount>(leaf[lane]);
 }
@@ -172,7 +172,7 @@ void rms_norm_bwd(Stream stream, const RmsNormBwdArgs& a) {
 }
 
 size_t rms_norm_wgrad_workspace(const RmsNormWgradArgs& a) {
-  return static_cast<size_t>(leaf_blocks(a.leaves) * a.D) * sizeof(float);
+  return static_cast<size_t>(leaf_blocks<kLeafBlock>(a.leaves) * a.D) * sizeof(float);
 }
 
 void rms_norm_wgrad(Stream stream, const RmsNormWgradArgs& a) {
@@ -180,7 +180,7 @@ void rms_norm_wgrad(Stream stream, const RmsNormWgradArgs& a) {
           "D = " + std::to_string(a.D) + ", must be a multiple of 8");
   require_leaves("rms_norm_wgrad", a.leaves);
   float* part = static_cast<float*>(a.workspace);
-  if (const int64_t blocks = leaf_blocks(a.leaves); blocks > 0) {
+  if (const int64_t blocks = leaf_blocks<kLeafBlock>(a.leaves); blocks > 0) {
     const dim3 grid(blocks_for(blocks, 1), blocks_for(a.D, kThreads * 4));
     wgrad_blocks_kernel<<<grid, kThreads, 0, stream_of(stream)>>>(a, part);
     check_launch("rms_norm_wgrad");

@@ -3,7 +3,7 @@
 // A head's row is held by Dh/8 lanes ("a group"): lane j has elements 4j..4j+3 of the lower half and the same of the
 // upper half, the pairs that RoPE rotates. Sums over a head: a chain over the lane's lower, then upper elements; then
 // the butterfly over the group. A group walks over several heads of one token, so cos and sin are read once.
-// Backward: a block takes 64 rows counted from the leaf's start and one virtual slice; weight gradients are a chain over
+// Backward: a block takes 16 rows counted from the leaf's start and one virtual slice; weight gradients are a chain over
 // each group's (row, head) items in order, groups in order, then blocks of a leaf in order.
 
 #include "kernels/common/check.h"
@@ -17,22 +17,12 @@ namespace rlk::cuda {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kRows = 16;  // of a block of the backward: divides a leaf's multiple of 64
 
 // Eight elements of a head's row: four of each half.
 struct Pairs {
   float lo[4], hi[4];
 };
-
-// Element by element: a reference to one of two would put both into memory.
-__device__ inline Pairs select(bool first, const Pairs& a, const Pairs& b) {
-  Pairs p;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    p.lo[i] = first ? a.lo[i] : b.lo[i];
-    p.hi[i] = first ? a.hi[i] : b.hi[i];
-  }
-  return p;
-}
 
 __device__ inline void unpack4(uint2 v, float (&x)[4]) {
   x[0] = low_float(v.x);
@@ -41,12 +31,28 @@ __device__ inline void unpack4(uint2 v, float (&x)[4]) {
   x[3] = high_float(v.y);
 }
 
+// The same as read: what a group has in flight, and keeps of the weights.
+struct RawPairs {
+  uint2 lo, hi;
+};
+
 template <int Dh>
-__device__ inline Pairs load_pairs(const bf16* row, int lane) {
+__device__ inline RawPairs load_raw(const bf16* row, int lane) {
+  return {*reinterpret_cast<const uint2*>(row + lane * 4),
+          *reinterpret_cast<const uint2*>(row + Dh / 2 + lane * 4)};
+}
+
+__device__ inline Pairs to_pairs(const RawPairs& raw) {
   Pairs p;
-  unpack4(*reinterpret_cast<const uint2*>(row + lane * 4), p.lo);
-  unpack4(*reinterpret_cast<const uint2*>(row + Dh / 2 + lane * 4), p.hi);
+  unpack4(raw.lo, p.lo);
+  unpack4(raw.hi, p.hi);
   return p;
+}
+
+// Member by member: a reference to one of two would put both into memory.
+__device__ inline Pairs select(bool first, const RawPairs& a, const RawPairs& b) {
+  return to_pairs({{first ? a.lo.x : b.lo.x, first ? a.lo.y : b.lo.y},
+                   {first ? a.hi.x : b.hi.x, first ? a.hi.y : b.hi.y}});
 }
 
 template <int Dh>
@@ -120,24 +126,6 @@ __device__ inline bf16* cache_row(bf16* const* shards, const KvCache& c, int64_t
          position % c.page_size * c.token_stride + head * c.head_stride;
 }
 
-// Raw rows of one head: what a group has in flight.
-struct RawPairs {
-  uint2 lo, hi;
-};
-
-template <int Dh>
-__device__ inline RawPairs load_raw(const bf16* row, int lane) {
-  return {*reinterpret_cast<const uint2*>(row + lane * 4),
-          *reinterpret_cast<const uint2*>(row + Dh / 2 + lane * 4)};
-}
-
-__device__ inline Pairs to_pairs(const RawPairs& raw) {
-  Pairs p;
-  unpack4(raw.lo, p.lo);
-  unpack4(raw.hi, p.hi);
-  return p;
-}
-
 // A block takes `tokens` rows after each other, so that the weights are read once.
 template <int Dh>
 __global__ void __launch_bounds__(kThreads)
@@ -146,11 +134,13 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kBatch = 4;  // heads that a group has in flight
   const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
   const int heads = a.slices * (a.hq + 2 * a.hkv);
-  const Pairs wq = load_pairs<Dh>(a.q_weight, lane), wk = load_pairs<Dh>(a.k_weight, lane);
+  const RawPairs wq = load_raw<Dh>(a.q_weight, lane), wk = load_raw<Dh>(a.k_weight, lane);
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * tokens;
   const int64_t end = min(begin + tokens, a.T);
+  int32_t next_position = a.position[begin];
   for (int64_t t = begin; t < end; ++t) {
-    const int32_t position = a.position[t];
+    const int32_t position = next_position;  // read a row ahead: the angles' address hangs on it
+    if (t + 1 < end) next_position = a.position[t + 1];
     const int32_t seq = to_cache ? a.seq[t] : 0;
     const Angles angles = load_angles<Dh>(a.rope, position, lane);
     // Whole warps stay in the loop: the sums exchange values between lanes.
@@ -194,7 +184,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// part [blocks][slices][2][Dh]: weight gradients of q, k over 64 rows and one slice.
+// part [blocks][slices][2][Dh]: weight gradients of q, k over kRows rows and one slice.
 __device__ inline void add_products(Pairs& sum, const Pairs& g, const Pairs& xhat) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -204,15 +194,15 @@ __device__ inline void add_products(Pairs& sum, const Pairs& g, const Pairs& xha
 }
 
 template <int Dh>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 4)
     qk_norm_rope_bwd_kernel(QkNormRopeBwdArgs a, float* part) {
   constexpr int kLanes = Dh / 8, kGroups = kThreads / kLanes;
   __shared__ float sums[2][kGroups][Dh];
   const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes, slice = blockIdx.y;
-  const int64_t row0 = a.leaves.begin[0] + static_cast<int64_t>(blockIdx.x) * kLeafBlock;
+  const int64_t row0 = a.leaves.begin[0] + static_cast<int64_t>(blockIdx.x) * kRows;
   const int local = a.hq + 2 * a.hkv;
   const int step_rows = kGroups / local, step_heads = kGroups % local;
-  const Pairs wq = load_pairs<Dh>(a.q_weight, lane), wk = load_pairs<Dh>(a.k_weight, lane);
+  const RawPairs wq = load_raw<Dh>(a.q_weight, lane), wk = load_raw<Dh>(a.k_weight, lane);
   Pairs dw[2] = {};
 
   // A group's items: (row, head) pairs group, group + kGroups, ... The next item is in flight while one is worked on.
@@ -229,10 +219,10 @@ __global__ void __launch_bounds__(kThreads)
                 load_raw<Dh>(g, lane), a.position[t]};
   };
   int row = group / local, head = group % local;
-  Item next = load(min(row, kLeafBlock - 1), head);
+  Item next = load(min(row, kRows - 1), head);
   // Whole warps stay in the loop: the sums exchange values between lanes.
-  for (int first = 0; first < kLeafBlock * local; first += kGroups) {
-    const bool active = row < kLeafBlock;
+  for (int first = 0; first < kRows * local; first += kGroups) {
+    const bool active = row < kRows;
     const Item item = next;
     const int my_row = row, my_head = head;
     row += step_rows;
@@ -241,7 +231,7 @@ __global__ void __launch_bounds__(kThreads)
       head -= local;
       ++row;
     }
-    next = load(min(row, kLeafBlock - 1), head);
+    next = load(min(row, kRows - 1), head);
 
     const Pairs x = to_pairs(item.x);
     Pairs g = to_pairs(item.g);
@@ -295,13 +285,13 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// One block a (leaf, slice): blocks of 64 rows in order.
+// One block a (leaf, slice): blocks of kRows rows in order.
 __global__ void __launch_bounds__(kThreads)
     qk_wgrad_leaves_kernel(QkNormRopeBwdArgs a, const float* part) {
   const int leaf = blockIdx.x, slice = blockIdx.y;
   for (int j = threadIdx.x; j < 2 * a.Dh; j += kThreads) {
     const int64_t width = static_cast<int64_t>(a.slices) * 2 * a.Dh;
-    const float sum = leaf_sum(part, width, slice * 2 * a.Dh + j, a.leaves, leaf);
+    const float sum = leaf_sum<kRows>(part, width, slice * 2 * a.Dh + j, a.leaves, leaf);
     float* out = j < a.Dh ? a.q_dw : a.k_dw;
     out[(leaf * a.slices + slice) * a.Dh + j % a.Dh] = sum;
   }
@@ -350,7 +340,7 @@ void qk_norm_rope(Stream stream, const QkNormRopeArgs& a) {
 }
 
 size_t qk_norm_rope_bwd_workspace(const QkNormRopeBwdArgs& a) {
-  return static_cast<size_t>(leaf_blocks(a.leaves)) * a.slices * 2 * a.Dh * sizeof(float);
+  return static_cast<size_t>(leaf_blocks<kRows>(a.leaves)) * a.slices * 2 * a.Dh * sizeof(float);
 }
 
 void qk_norm_rope_bwd(Stream stream, const QkNormRopeBwdArgs& a) {
@@ -359,7 +349,7 @@ void qk_norm_rope_bwd(Stream stream, const QkNormRopeBwdArgs& a) {
           "the leaves must cover the T rows");
   float* part = static_cast<float*>(a.workspace);
   if (a.T > 0) {
-    const dim3 grid(blocks_for(a.T, kLeafBlock), a.slices);
+    const dim3 grid(blocks_for(a.T, kRows), a.slices);
     for_head_dim("qk_norm_rope_bwd", a.Dh, [&]<int Dh>() {
       qk_norm_rope_bwd_kernel<Dh><<<grid, kThreads, 0, stream_of(stream)>>>(a, part);
     });

@@ -13,6 +13,7 @@ const std::vector<CommandRow>& command_table() {
       {"compare", "first difference between two runs' trajectories", compare_command},
       {"debug", "first op whose output differs between two traced runs", debug_command},
       {"tokenize", "text to token ids and back, JSON lines", tokenize_command},
+      {"bench", "kernels: verified, timed, beside the copy ceiling", bench_command},
       {"worker", nullptr, worker_main},
   };
   return table;

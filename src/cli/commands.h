@@ -24,5 +24,6 @@ int validate_run_command(const Arguments&);
 int compare_command(const Arguments&);
 int debug_command(const Arguments&);
 int tokenize_command(const Arguments&);
+int bench_command(const Arguments&);
 
 }  // namespace rlk

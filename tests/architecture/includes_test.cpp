@@ -25,6 +25,8 @@ const std::map<std::string, std::set<std::string>> kMayUse = {
     {"device/cuda", {"device", "kernels"}},
     {"comm", {"device"}},
     {"comm/cuda", {"comm", "device", "kernels"}},
+    {"bench", {"device", "build_info"}},
+    {"bench/cuda", {"bench", "device", "build_info", "kernels"}},
     {"data", {"profile"}},
     {"model", {"device", "comm", "profile"}},
     {"rollout", {"model", "data", "device", "comm", "profile"}},
@@ -36,12 +38,13 @@ const std::map<std::string, std::set<std::string>> kMayUse = {
      {"rollout", "train", "model", "data", "device", "comm", "plan", "profile", "run", "launch"}},
     {"cli",
      {"worker", "launch", "gate", "run", "rollout", "train", "model", "data", "comm", "device",
-      "plan", "profile", "build_info"}},
+      "plan", "profile", "bench", "build_info"}},
     {"main", {"cli"}},
 };
 // The manifest records the environment; nothing is decided by it.
 const std::set<std::string> kRecordsEnvironment = {"src/run/inventory.cpp"};
-const std::set<std::string> kCudaFolders = {"kernels", "src/device/cuda", "src/comm/cuda"};
+const std::set<std::string> kCudaFolders = {"kernels", "src/device/cuda", "src/comm/cuda",
+                                             "src/bench/cuda"};
 
 // "src/plan/memory.cpp", "include/rlk/plan/plan.h" -> "plan"; "src/main.cpp" -> "main".
 std::string module_of(const fs::path& file) {
