@@ -5,6 +5,8 @@
 
 #include <cooperative_groups.h>
 
+#include <utility>
+
 #include "kernels/common/check.h"
 #include "kernels/common/grid.h"
 #include "kernels/common/math.cuh"
@@ -45,6 +47,8 @@ __global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kThreads)
     sample_kernel(SampleArgs a) {
   __shared__ Candidate warps[kThreads / 32];
   __shared__ Candidate blocks[kBlocks];  // of the cluster's first block
+  cg::cluster_group cluster = cg::this_cluster();
+  auto started = cluster.barrier_arrive();  // waited for before the write into another block
   const LogitsView& v = a.logits;
   const int64_t t = blockIdx.x / kBlocks;
   const int part = blockIdx.x % kBlocks;
@@ -91,7 +95,7 @@ __global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kThreads)
   best = warp_best(best);
   if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = best;
   __syncthreads();
-  cg::cluster_group cluster = cg::this_cluster();
+  cluster.barrier_wait(std::move(started));
   if (threadIdx.x < 32) {
     best = threadIdx.x < kThreads / 32 ? warps[threadIdx.x] : Candidate{kMinusInf, kNoToken};
     best = warp_best(best);

@@ -10,6 +10,8 @@
 
 #include <cooperative_groups.h>
 
+#include <utility>
+
 #include "kernels/common/check.h"
 #include "kernels/common/grid.h"
 #include "kernels/launchers.h"
@@ -149,6 +151,8 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads)
     if (rank == 0 && threadIdx.x == 0) a.threshold[t] = 0;
     return;
   }
+  // Both blocks have started before either writes to the other: the wait is at the first exchange.
+  auto started = cluster.barrier_arrive();
   Exchange* other = cluster.map_shared_rank(&shared, 1 - rank);
 
   for (int i = threadIdx.x; i < kThreads * kStride; i += kThreads) counter[i] = 0;
@@ -177,6 +181,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads)
   uint32_t half_count;
   const uint32_t before = block_prefix(count, scratch_count, half_count);
   first = block_min(first, scratch_min);
+  cluster.barrier_wait(std::move(started));
   if (threadIdx.x == 0) {
     shared.count[rank] = other->count[rank] = half_count;
     shared.first[rank] = other->first[rank] = first;
