@@ -12,6 +12,8 @@ const std::vector<CommandRow>& command_table() {
       {"validate", "run the gates on a run directory again", validate_run_command},
       {"compare", "first difference between two runs' trajectories", compare_command},
       {"debug", "first op whose output differs between two traced runs", debug_command},
+      {"doctor", "whether host, profile and files can run, and what to type next", doctor_command},
+      {"prepare", "fetch and convert data; models of random weights", prepare_command},
       {"tokenize", "text to token ids and back, JSON lines", tokenize_command},
       {"bench", "kernels: verified, timed, beside the copy ceiling", bench_command},
       {"worker", nullptr, worker_main},

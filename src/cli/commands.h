@@ -25,5 +25,7 @@ int compare_command(const Arguments&);
 int debug_command(const Arguments&);
 int tokenize_command(const Arguments&);
 int bench_command(const Arguments&);
+int prepare_command(const Arguments&);
+int doctor_command(const Arguments&);
 
 }  // namespace rlk

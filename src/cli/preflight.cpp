@@ -3,8 +3,10 @@
 #include <optional>
 
 #include "rlk/base/text.h"
+#include "rlk/data/chat.h"
 #include "rlk/data/checkpoint.h"
 #include "rlk/data/prompts.h"
+#include "rlk/data/reward.h"
 #include "rlk/device/gpus.h"
 
 namespace rlk {
@@ -22,7 +24,7 @@ void collect(std::vector<Diagnostic>& defects, Read read) {
 void check_prompts(const Plan& plan, const Tokenizer& tokenizer) {
   PromptOptions options;
   options.prompt_key = plan.task.prompt_key;
-  options.label_key = plan.task.label_key;
+  options.label_key = reward_needs_label(plan.task.reward) ? plan.task.label_key : "";
   options.chat_template = plan.task.chat_template;
   options.max_tokens =
       plan.model.max_position - 1;  // room for one token; longer ones end truncated
@@ -59,6 +61,8 @@ void check_inputs(const Plan& plan) {
                        "has token id " + std::to_string(tokenizer->size() - 1),
                        "the model's vocabulary ends at " + std::to_string(plan.model.vocab - 1)});
   if (tokenizer) collect(defects, [&] { check_prompts(plan, *tokenizer); });
+  if (plan.task.chat_template) collect(defects, [&] { check_chat_template(plan.model_root); });
+  collect(defects, [&] { make_reward(plan.task.reward); });
   collect(defects, [&] { Checkpoint(plan.model_root, plan.model); });
   if (!plan.ref_load.empty()) collect(defects, [&] { Checkpoint(plan.ref_load, plan.model); });
   collect(defects, [&] { check_gpus(plan); });

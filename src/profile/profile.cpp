@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "repro_profile.h"
 #include "rlk/base/file.h"
 #include "rlk/base/json_reader.h"
 #include "rlk/base/text.h"
@@ -101,6 +102,12 @@ Profile parse_profile(std::string_view text, const std::filesystem::path& file) 
   Profile profile;
   profile.file = std::filesystem::absolute(file).lexically_normal();
 
+  if (root.is_object() && root.contains("schema_version") &&
+      root["schema_version"] == kReproSchema) {
+    read_repro_profile(root, profile, defects);
+    if (!defects.empty()) throw InputError(std::move(defects));
+    return profile;
+  }
   std::string schema;
   json.one_of("schema_version", {kSchema}, schema);
   json.string("name", profile.name);

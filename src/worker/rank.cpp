@@ -57,7 +57,7 @@ void load(Weights& weights, const Ops& ops, const std::filesystem::path& dir, co
 PromptOptions prompt_options(const Plan& plan) {
   PromptOptions options;
   options.prompt_key = plan.task.prompt_key;
-  options.label_key = plan.task.label_key;
+  options.label_key = reward_needs_label(plan.task.reward) ? plan.task.label_key : "";
   options.chat_template = plan.task.chat_template;
   options.max_tokens = plan.model.max_position - 1;
   options.sha256 = plan.task.data_sha256;

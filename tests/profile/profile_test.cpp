@@ -141,3 +141,29 @@ TEST(OptionTable, PathsAlsoListenToTheKnownSystemsVariables) {
   EXPECT_EQ(environment_names(*find_option("model-root")),
             (std::vector<std::string>{"RLK_MODEL_ROOT", "RLK_REPRO_MODEL_ROOT"}));
 }
+
+TEST(Profile, TakesPathsAndDefaultsOfTheKnownSystemAndListsTheRest) {
+  const Profile p = parse_profile(R"({
+    "schema_version": "rlkernel.repro.profile.v1", "name": "old",
+    "paths": { "model_root": "m", "prompt_data": "/d/p.jsonl", "ref_load": null, "megatron_root": "/x" },
+    "defaults": { "tp_size": 2, "rollout-temperature": 0.7, "ray_num_cpus": 8, "run_id": "r" },
+    "ray": { "address": "x" } })",
+                                  "/etc/rlk/p.json");
+  EXPECT_EQ(p.name, "old");
+  EXPECT_EQ(p.task.reward, "deepscaler");
+  EXPECT_EQ(*p.paths.model_root, "/etc/rlk/m");
+  EXPECT_EQ(*p.paths.prompt_data, "/d/p.jsonl");
+  EXPECT_FALSE(p.paths.ref_load);
+  ASSERT_EQ(p.defaults.size(), 2u);
+  EXPECT_EQ(p.defaults[0].option, "tp");
+  EXPECT_EQ(p.defaults[0].text, "2");
+  EXPECT_EQ(p.defaults[1].option, "temperature");
+  EXPECT_EQ(p.ignored, (std::vector<std::string>{"paths.megatron_root", "defaults.ray_num_cpus",
+                                                 "defaults.run_id", "ray"}));
+}
+
+TEST(Profile, ABadPathOfTheKnownSystemIsNamed) {
+  EXPECT_EQ(defects(Json{{"schema_version", "rlkernel.repro.profile.v1"},
+                         {"paths", {{"model_root", 5}}}}),
+            "/etc/rlk/p.json: paths.model_root: 5; must be a path, or null");
+}

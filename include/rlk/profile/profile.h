@@ -43,8 +43,10 @@ struct Profile {
   std::vector<ProfileValue> defaults, verify;
   std::string launcher = "local", ray_address = "http://127.0.0.1:8265";
   int ranks_per_gpu = 1;
+  std::vector<std::string> ignored;  // keys of a profile of the known system that mean nothing here
 };
 
+// Takes rlk.profile.v1, and of the known system's rlkernel.repro.profile.v1 the paths and defaults.
 // Throws InputError with every defect, each as "FILE: path.of.key: what; what would be right".
 Profile read_profile(const std::filesystem::path& file);
 Profile parse_profile(std::string_view text, const std::filesystem::path& file);

@@ -1,0 +1,74 @@
+// prepare: puts a run's assets in place.
+
+#include <fmt/format.h>
+
+#include "arguments.h"
+#include "rlk/base/sha256.h"
+#include "rlk/base/text.h"
+#include "rlk/data/download.h"
+#include "rlk/data/synthetic.h"
+
+namespace rlk {
+namespace {
+
+struct Request {
+  bool download = false;
+  std::string url = kDapoMathUrl, sha256, convert, synthetic, tokenizer_dir, out, seed = "0";
+};
+
+void add_options(CLI::App& app, Request& r) {
+  app.add_flag("--download-data", r.download,
+               "fetch DAPO-Math-17k; an interrupted download continues");
+  app.add_option("--url", r.url, "another source of the data")->type_name("URL");
+  app.add_option("--sha256", r.sha256, "what the data's SHA-256 must be")->type_name("HEX");
+  app.add_option("--convert", r.convert, "JSON lines or Parquet to prompts and labels")
+      ->type_name("FILE");
+  app.add_option("--synthetic", r.synthetic, "a model of random weights: qwen3-0.6b ... qwen3-32b")
+      ->type_name("SIZE");
+  app.add_option("--tokenizer-dir", r.tokenizer_dir,
+                 "with --synthetic: copy the tokenizer from here")
+      ->type_name("DIR");
+  app.add_option("--seed", r.seed, "with --synthetic (0)")->type_name("N");
+  app.add_option("--out", r.out, "what is written")->type_name("FILE|DIR");
+}
+
+// "prompt_data_sha256" is what a profile's task takes.
+void report_prompts(const std::string& out, const std::string& sha256) {
+  fmt::print(
+      "{}: SHA-256 {}\nIn the profile: paths.prompt_data \"{}\", task.prompt_data_sha256 \"{}\"\n",
+      out, sha256, out, sha256);
+}
+
+}  // namespace
+
+int prepare_command(const Arguments& args) {
+  CLI::App app("", "rlk prepare");
+  prepare_app(app, "rlk prepare: data and models for runs (what is missing: rlk doctor)");
+  Request r;
+  add_options(app, r);
+  bool helped = false;
+  std::vector<Diagnostic> defects = parse_arguments(app, args, helped);
+  if (helped) return kExitOk;
+  const int asked = int{r.download} + !r.convert.empty() + !r.synthetic.empty();
+  if (asked != 1)
+    defects.push_back({"rlk prepare", "nothing to do, or more than one thing",
+                       "give one of --download-data, --convert and --synthetic"});
+  if (r.out.empty()) defects.push_back({"--out", "missing", "must be the file or folder to write"});
+  const auto seed = parse_unsigned(r.seed);
+  if (!seed) defects.push_back({"--seed", printable(r.seed), "must be an integer from 0 up"});
+  if (!defects.empty()) throw InputError(defects);
+
+  if (r.download) {
+    report_prompts(r.out, download(r.url, r.out, r.sha256));
+  } else if (!r.convert.empty()) {
+    const int64_t rows = convert_prompts(r.convert, r.out);
+    fmt::print("{} prompts\n", rows);
+    report_prompts(r.out, hex(sha256_file(r.out)));
+  } else {
+    write_synthetic_checkpoint(r.synthetic, *seed, r.tokenizer_dir, r.out);
+    fmt::print("{}: a {} of random weights, seed {}\n", r.out, r.synthetic, *seed);
+  }
+  return kExitOk;
+}
+
+}  // namespace rlk

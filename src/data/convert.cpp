@@ -1,0 +1,109 @@
+#include <fcntl.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <unordered_set>
+
+#include "rlk/base/error.h"
+#include "rlk/base/file.h"
+#include "rlk/base/json_reader.h"
+#include "rlk/data/download.h"
+
+extern char** environ;
+
+namespace rlk {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kNoPyarrow = 3;
+constexpr const char* kParquetToLines = R"(import json, sys
+try:
+    import pyarrow.parquet as parquet
+except ImportError:
+    sys.exit(3)
+for batch in parquet.ParquetFile(sys.argv[1]).iter_batches():
+    for row in batch.to_pylist():
+        print(json.dumps(row, default=str))
+)";
+
+// Runs the script above with its output in `lines`.
+void parquet_to_lines(const fs::path& in, const fs::path& lines) {
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, lines.c_str(),
+                                   O_WRONLY | O_CREAT | O_TRUNC, 0644);
+  std::string words[] = {"python3", "-c", kParquetToLines, in.string()};
+  char* argv[] = {words[0].data(), words[1].data(), words[2].data(), words[3].data(), nullptr};
+  pid_t pid = -1;
+  const int rc = posix_spawnp(&pid, argv[0], &actions, nullptr, argv, environ);
+  posix_spawn_file_actions_destroy(&actions);
+  int status = kNoPyarrow << 8;  // no python3 is no pyarrow
+  while (rc == 0 && waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (WIFEXITED(status) && WEXITSTATUS(status) == kNoPyarrow) {
+    throw InputError(in.string(),
+                     "Parquet is read through Python's pyarrow, which is not installed",
+                     "type: python3 -m pip install pyarrow");
+  }
+  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
+    throw InputError(in.string(), "pyarrow could not read it (its message is above)");
+}
+
+// The label of a row, under one of its usual names; null when there is none.
+Json label_of(const Json& row) {
+  for (const char* key : {"label", "answer"})
+    if (row.contains(key)) return row[key];
+  if (row.contains("reward_model") && row["reward_model"].is_object() &&
+      row["reward_model"].contains("ground_truth"))
+    return row["reward_model"]["ground_truth"];
+  return nullptr;
+}
+
+std::string converted(const std::string& text, const std::string& file, int64_t* rows) {
+  std::string out;
+  std::unordered_set<std::string> seen;
+  size_t line = 1;
+  for (size_t at = 0; at < text.size(); ++line) {
+    const size_t end = std::min(text.find('\n', at), text.size());
+    const std::string where = file + ":" + std::to_string(line);
+    const Json row = parse_json(std::string_view(text).substr(at, end - at), file, line);
+    at = end + 1;
+    if (!row.is_object()) throw InputError(where, shown(row), "must be an object");
+    const Json label = label_of(row);
+    if (!row.contains("prompt") || !(row["prompt"].is_string() || row["prompt"].is_array()))
+      throw InputError(where, "has no prompt", "must be a string or an array of chat messages");
+    if (!label.is_string() && !label.is_number())
+      throw InputError(where, "has no label",
+                       "must be a string or number in label, answer or reward_model.ground_truth");
+    const std::string object = Json{{"prompt", row["prompt"]}, {"label", label}}.dump() + "\n";
+    if (!seen.insert(object).second) continue;
+    out += object;
+    ++*rows;
+  }
+  if (*rows == 0) throw InputError(file, "has no prompts");
+  return out;
+}
+
+}  // namespace
+
+int64_t convert_prompts(const fs::path& in, const fs::path& out) {
+  std::string text = read_file(in);
+  if (text.starts_with("PAR1")) {
+    const fs::path lines = out.string() + ".lines";
+    struct Remove {
+      const fs::path& path;
+      ~Remove() { ::unlink(path.c_str()); }
+    } const remove{lines};
+    parquet_to_lines(in, lines);
+    text = read_file(lines);
+  }
+  int64_t rows = 0;
+  write_file_atomic(out, converted(text, in.string(), &rows));
+  return rows;
+}
+
+}  // namespace rlk

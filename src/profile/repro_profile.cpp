@@ -1,0 +1,69 @@
+#include "repro_profile.h"
+
+#include <algorithm>
+
+#include "rlk/base/json_reader.h"
+#include "rlk/profile/option_table.h"
+
+namespace rlk {
+namespace {
+
+void read_paths(const Json& paths, Profile& profile, std::vector<Diagnostic>& defects) {
+  const std::filesystem::path folder = profile.file.parent_path();
+  for (const auto& [key, value] : paths.items()) {
+    auto* path = key == "workspace"     ? &profile.paths.workspace
+                 : key == "model_root"  ? &profile.paths.model_root
+                 : key == "ref_load"    ? &profile.paths.ref_load
+                 : key == "prompt_data" ? &profile.paths.prompt_data
+                 : key == "output_root" ? &profile.paths.output_root
+                                        : nullptr;
+    if (path == nullptr) {
+      profile.ignored.push_back("paths." + key);
+    } else if (value.is_string() && !value.get<std::string>().empty()) {
+      *path = (folder / value.get<std::string>()).lexically_normal();
+    } else if (!value.is_null()) {
+      defects.push_back(
+          {profile.file.string() + ": paths." + key, shown(value), "must be a path, or null"});
+    }
+  }
+}
+
+// Names of the known system are ours or their aliases, with dashes or underscores.
+const OptionSpec* option_of(std::string key) {
+  std::replace(key.begin(), key.end(), '_', '-');
+  const OptionSpec* spec = find_option(key);
+  return spec != nullptr && spec->in_profile ? spec : nullptr;
+}
+
+void read_defaults(const Json& defaults, Profile& profile) {
+  for (const auto& [key, value] : defaults.items()) {
+    const OptionSpec* spec = option_of(key);
+    const bool scalar = value.is_string() || value.is_number();
+    if (spec == nullptr || !scalar) {
+      if (!value.is_null()) profile.ignored.push_back("defaults." + key);
+      continue;
+    }
+    const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
+    profile.defaults.push_back({spec->name, text, profile.file.string() + ": defaults." + key});
+  }
+}
+
+}  // namespace
+
+void read_repro_profile(const Json& root, Profile& profile, std::vector<Diagnostic>& defects) {
+  profile.requirements.backend = "cuda";
+  profile.task.reward = "deepscaler";
+  for (const auto& [key, value] : root.items()) {
+    if (key == "name" && value.is_string()) {
+      profile.name = value.get<std::string>();
+    } else if (key == "paths" && value.is_object()) {
+      read_paths(value, profile, defects);
+    } else if (key == "defaults" && value.is_object()) {
+      read_defaults(value, profile);
+    } else if (key != "schema_version") {
+      profile.ignored.push_back(key);
+    }
+  }
+}
+
+}  // namespace rlk

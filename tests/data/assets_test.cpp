@@ -1,0 +1,141 @@
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+
+#include "data/temp_dir.h"
+#include "rlk/base/error.h"
+#include "rlk/base/file.h"
+#include "rlk/base/sha256.h"
+#include "rlk/data/download.h"
+
+namespace rlk {
+namespace {
+
+namespace fs = std::filesystem;
+
+template <class Kind>
+std::string error_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Kind& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+// libcurl's file:// stands in for a server.
+class Download : public testing::Test {
+ protected:
+  void SetUp() override {
+    text_.assign(300000, 'x');
+    text_ += "end\n";
+    write_file_atomic(source_, text_);
+  }
+  TempDir dir_;
+  std::string text_;
+  const fs::path source_ = dir_ / "source", target_ = dir_ / "target", part_ = dir_ / "target.part";
+  const std::string url_ = "file://" + source_.string();
+};
+
+TEST_F(Download, FetchesAndReturnsTheHash) {
+  EXPECT_EQ(download(url_, target_, ""), hex(sha256(text_.data(), text_.size())));
+  EXPECT_EQ(read_file(target_), text_);
+  EXPECT_FALSE(fs::exists(part_));
+}
+
+TEST_F(Download, ContinuesWhereItStopped) {
+  std::ofstream(part_) << std::string(1000, 'A');  // kept: only what follows is fetched
+  download(url_, target_, "");
+  EXPECT_EQ(read_file(target_), std::string(1000, 'A') + text_.substr(1000));
+}
+
+TEST_F(Download, StartsAnewWhenThePartIsLongerThanTheFile) {
+  std::ofstream(part_) << std::string(400000, 'A');
+  download(url_, target_, "");
+  EXPECT_EQ(read_file(target_), text_);
+}
+
+TEST_F(Download, AWrongHashNeverBecomesTheFile) {
+  const std::string sum = hex(sha256(text_.data(), text_.size()));
+  std::string wrong = sum;
+  wrong[0] ^= 1;
+  EXPECT_NE(error_of<Error>([&] { download(url_, target_, wrong); }).find("SHA-256 is " + sum),
+            std::string::npos);
+  EXPECT_FALSE(fs::exists(target_));
+  EXPECT_FALSE(fs::exists(part_));
+  download(url_, target_, sum);
+  EXPECT_TRUE(fs::exists(target_));
+}
+
+TEST_F(Download, AFailureNamesTheUrlAndKeepsThePart) {
+  std::ofstream(part_) << "abc";
+  const std::string text = error_of<Error>([&] { download("file:///nonexistent/x", target_, ""); });
+  EXPECT_NE(text.find("file:///nonexistent/x"), std::string::npos) << text;
+  EXPECT_TRUE(fs::exists(part_));
+}
+
+class Convert : public testing::Test {
+ protected:
+  std::string converted(const std::string& lines) {
+    write_file_atomic(dir_ / "in", lines);
+    rows_ = convert_prompts(dir_ / "in", dir_ / "out");
+    return read_file(dir_ / "out");
+  }
+  TempDir dir_;
+  int64_t rows_ = 0;
+};
+
+TEST_F(Convert, TakesTheUsualKeysAndDropsRepeatedRows) {
+  EXPECT_EQ(
+      converted(
+          R"({"prompt": "a", "label": "1", "x": 2})"
+          "\n"
+          R"({"prompt": [{"role": "user", "content": "b"}], "reward_model": {"ground_truth": "2"}})"
+          "\n"
+          R"({"answer": 3, "prompt": "c"})"
+          "\n"
+          R"({"prompt": "a", "label": "1"})"
+          "\n"),
+      R"({"prompt":"a","label":"1"})"
+      "\n"
+      R"({"prompt":[{"role":"user","content":"b"}],"label":"2"})"
+      "\n"
+      R"({"prompt":"c","label":3})"
+      "\n");
+  EXPECT_EQ(rows_, 3);
+}
+
+TEST_F(Convert, ErrorsNameFileAndLine) {
+  const std::string in = (dir_ / "in").string();
+  const auto error = [&](const std::string& line) {
+    return error_of<InputError>([&] { converted("{\"prompt\":\"p\",\"label\":\"l\"}\n" + line); });
+  };
+  EXPECT_EQ(error("{\"prompt\":").find(in + ":2:11: "), 0u) << error("{\"prompt\":");
+  EXPECT_EQ(error("{\"label\":\"l\"}").find(in + ":2: has no prompt"), 0u);
+  EXPECT_EQ(error("{\"prompt\":\"p\"}").find(in + ":2: has no label"), 0u);
+  EXPECT_EQ(error("[]").find(in + ":2: "), 0u);
+  EXPECT_NE(error_of<InputError>([&] { converted(""); }), "accepted");
+}
+
+// Stand-ins for python3 on PATH: one without pyarrow, one that converts, one that fails.
+TEST_F(Convert, ParquetGoesThroughPyarrowWhereItIs) {
+  const std::string path = std::getenv("PATH");
+  const auto with_python = [&](const std::string& script) {
+    std::ofstream(dir_ / "python3") << "#!/bin/sh\n" << script << "\n";
+    fs::permissions(dir_ / "python3", fs::perms::owner_all);
+    setenv("PATH", (dir_.path().string() + ":" + path).c_str(), 1);
+    const std::string text = error_of<InputError>([&] { converted("PAR1...PAR1"); });
+    setenv("PATH", path.c_str(), 1);
+    return text;
+  };
+  EXPECT_NE(with_python("exit 3").find("pip install pyarrow"), std::string::npos);
+  EXPECT_NE(with_python("exit 1").find("could not read it"), std::string::npos);
+  EXPECT_EQ(with_python("echo '{\"prompt\": \"p\", \"label\": \"l\"}'"), "accepted");
+  EXPECT_EQ(read_file(dir_ / "out"), "{\"prompt\":\"p\",\"label\":\"l\"}\n");
+  EXPECT_FALSE(fs::exists(dir_ / "out.lines"));
+}
+
+}  // namespace
+}  // namespace rlk
