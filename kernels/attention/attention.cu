@@ -31,7 +31,7 @@ void check_cache(const char* op, const KvCache& c) {
     require(aligned(c.k[s]) && aligned(c.v[s]), op, "k and v must be 16-byte aligned");
 }
 
-// ---- attention_delta -----------------------------------------------------------------------------
+// ---- attention_delta -------------------------------------------------------------------------
 
 constexpr int kDeltaThreads = 256;
 

@@ -96,7 +96,7 @@ class Steps {
   int queries_, group_, tile_, head_ = 0, sub_ = 0;
 };
 
-// ---- Producers: warp 0 by TMA, warp 1 the row statistics (strided by H: cp.async) ----------------
+// ---- Producers: warp 0 by TMA, warp 1 the row statistics (strided by H: cp.async) ------------
 
 template <int Dh>
 __device__ void produce(const Smem<Dh>& smem, const RowMaps& maps, const DkvArgs& a) {
@@ -198,7 +198,7 @@ __device__ void produce_stats(const Smem<Dh>& smem, const DkvArgs& a) {
   }
 }
 
-// ---- Consumer ------------------------------------------------------------------------------------
+// ---- Consumer --------------------------------------------------------------------------------
 
 template <int Dh>
 struct Consumer {

@@ -113,7 +113,7 @@ __device__ void for_items(const DecodeArgs& a, int first, int step, F f) {
   }
 }
 
-// ---- Producer warp: K and V tiles in the order of use, K a tile ahead ----------------------
+// ---- Producer warp: K and V tiles in the order of use, K a tile ahead ------------------------
 
 template <int Dh, int kMachines, int kShards>
 __device__ void produce(const Smem<Dh, kMachines>& smem, const KvMaps<kShards>& kv,
@@ -141,7 +141,7 @@ __device__ void produce(const Smem<Dh, kMachines>& smem, const KvMaps<kShards>& 
   });
 }
 
-// ---- Publisher warp: queries ahead of the consumers, arrival counts behind them ------------
+// ---- Publisher warp: queries ahead of the consumers, arrival counts behind them --------------
 
 // One more split of a (segment, KV head) is in the workspace; true for the last. Release: what the
 // consumers wrote before the barrier; acquire: what the others published.
@@ -191,7 +191,7 @@ __device__ void publish(const Smem<Dh, kMachines>& smem, const CUtensorMap& q_ma
   static_assert(L::kQBuffers == 2);
 }
 
-// ---- Consumer warpgroup --------------------------------------------------------------------
+// ---- Consumer warpgroup ----------------------------------------------------------------------
 
 // Thread (warp w, lane l) holds of S^T, for t, half, e in {0, 1}: key 64t + 16w + 8*half + l/4,
 // head 2(l % 4) + e; of O^T the same with columns of Dh for keys. Heads past the group hold

@@ -68,7 +68,7 @@ struct Item {
   int head, len, position, row;
 };
 
-// ---- Producer ------------------------------------------------------------------------------------
+// ---- Producer --------------------------------------------------------------------------------
 
 template <int Dh>
 __device__ void produce(const Smem<Dh>& smem, const CUtensorMap& q_map, const KvMaps<kSlices>& kv,
@@ -128,7 +128,7 @@ __device__ void produce(const Smem<Dh>& smem, const CUtensorMap& q_map, const Kv
   hand_over({-1, 0, 0, 0});
 }
 
-// ---- Consumer ------------------------------------------------------------------------------------
+// ---- Consumer --------------------------------------------------------------------------------
 
 enum class SplitEnd {
   no,

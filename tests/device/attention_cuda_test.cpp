@@ -60,7 +60,7 @@ void copy_row(std::vector<T>& to, int64_t to_row, const std::vector<T>& from, in
   std::copy_n(from.begin() + from_row * n, n, to.begin() + to_row * n);
 }
 
-// ---- Caches --------------------------------------------------------------------------------------
+// ---- Caches ----------------------------------------------------------------------------------
 
 struct Layout {
   std::string name;
@@ -125,7 +125,7 @@ class Cache {
   std::vector<DeviceArray<int32_t>> table_;
 };
 
-// ---- Running -------------------------------------------------------------------------------------
+// ---- Running ---------------------------------------------------------------------------------
 
 // Results per row of the problem, whatever the segments were.
 struct Forward {
@@ -280,7 +280,7 @@ Gradients run_backward(const Ops& ops, const Problem& p, const BackwardInputs& i
   return out;
 }
 
-// ---- fp64 reference ------------------------------------------------------------------------------
+// ---- fp64 reference --------------------------------------------------------------------------
 
 struct Reference {
   std::vector<double> o, lse, dq, dk, dv;
@@ -372,7 +372,7 @@ class AttentionCuda : public ::testing::Test {
 const std::vector<int> kShort = {1, 3, 64, 127, 130, 200};
 const std::vector<int> kLong = {1, 129, 1024, 1100, 2240, 515};
 
-// ---- Claims --------------------------------------------------------------------------------------
+// ---- Claims ----------------------------------------------------------------------------------
 
 TEST_F(AttentionCuda, IsCloseToFp64) {
   // bf16 probabilities and results (2^-9 relative each) give 2e-3; dS is rounded too.
@@ -591,7 +591,8 @@ TEST_F(AttentionCuda, SmallCasesRunAlike) {
     run_forward(ops(), p, cache.get(), {{0, 0, 1, 0}, {1, 129, 1, 0}, {2, 60, 1, 0}}, decoded);
     check(h.text() + " decode", f, decoded);
     const BackwardInputs in(ops(), p, f);
-    check(h.text(), run_backward(ops(), p, in, whole(p)), run_backward(ops(), p, in, cut(p, 3, 90)));
+    check(h.text(), run_backward(ops(), p, in, whole(p)),
+          run_backward(ops(), p, in, cut(p, 3, 90)));
   }
   // Several splits, so that partial results are published and merged.
   const Problem p({4, 1, 128}, {1030});

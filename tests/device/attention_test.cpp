@@ -207,8 +207,8 @@ TEST_P(Attention, NanInOneKeyReachesOnlyTheRowsThatSeeIt) {
   d.v[static_cast<size_t>(bad * d.c.Dh)] = {0x7fc0};
   const Result got = run(ops(), d, d.whole());
   const int64_t row = int64_t{d.c.H} * d.c.Dh;
-  // A tensor-core tile multiplies what a row does not see by 0: there the NaN reaches its own tile of
-  // keys, which no run with a NaN survives anyway.
+  // A tensor-core tile multiplies what a row does not see by 0: there the NaN reaches its own tile
+  // of keys, which no run with a NaN survives anyway.
   const int before = is_cuda() ? bad / 128 * 128 : bad;
   EXPECT_TRUE(same_bits<bf16>("rows before the NaN", {got.o.begin(), got.o.begin() + before * row},
                               {clean.o.begin(), clean.o.begin() + before * row}));
