@@ -65,6 +65,9 @@ class StepLoop {
     for (int64_t step = 0; step < rank_.plan.options.steps; ++step) one_step(step);
     enter("finish", rank_.plan.options.steps - 1, TracePhase::optimizer);
     write_rank_record();
+    // Nobody lets go of shared memory that another rank may still read.
+    rank_.ops.strict->synchronize(nullptr);
+    rank_.everyone->barrier(nullptr);
   }
 
  private:
