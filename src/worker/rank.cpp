@@ -131,6 +131,7 @@ Rank::Rank(const Plan& p, std::unique_ptr<World> host, std::chrono::milliseconds
                    .rope = static_cast<const float*>(rope.ensure(0)), .trace = trace.get()};
   rollout_context = train_context;
   rollout_context.tp = rollout_tp.get();
+  if (ops.strict->stream_create) rollout_context.stream = ops.strict->stream_create();
   trainer = std::make_unique<Trainer>(train_context, weights, world, trainer_options(plan));
   engine = std::make_unique<RolloutEngine>(rollout_context, world, rollout_options(plan));
   if (leader()) reward = make_reward(plan.task.reward);

@@ -178,6 +178,9 @@ class StepLoop {
       OpReadback& r = record.ops[op];
       r = {std::string(rank_.ops.strict->backend) + ".native", false, r.calls + calls, 0};
     }
+    if (rank_.plan.options.backend == Backend::cuda)
+      record.graphs = {rank_.engine->graph_sizes(), rank_.engine->captured_sizes(),
+                       rank_.engine->graph_replays()};
     writer_.write_rank_record(record);
   }
 

@@ -4,11 +4,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "rlk/comm/world.h"
-#include "rlk/model/head.h"
+#include "rlk/model/forward.h"
 #include "rlk/model/memory.h"
 #include "rlk/rollout/scheduler.h"
 
@@ -40,10 +42,15 @@ struct RolloutOptions {
   std::vector<int32_t> stop;    // token ids that end a response
 };
 
+class ForwardPass;
+struct Drawn;
+struct StepRows;
+
 class RolloutEngine {
  public:
   // K/V pages come from the world's shared memory, since the engine's other CP ranks read them.
   RolloutEngine(const Context&, World&, const RolloutOptions&);
+  ~RolloutEngine();
 
   // on_token (may be null): request, token, as soon as it is drawn.
   using OnToken = std::function<void(int32_t request, int32_t token)>;
@@ -51,30 +58,30 @@ class RolloutEngine {
                                        uint64_t rollout_seed, uint64_t step,
                                        const OnToken& on_token = nullptr);
 
-  int64_t steps() const { return steps_; }  // forward passes so far
+  // Sizes of decode steps that have a graph (device backends), and how often one was replayed.
+  std::vector<int64_t> graph_sizes() const;
+  std::vector<int64_t> captured_sizes() const;
+  uint64_t graph_replays() const { return replays_; }
   static int64_t kv_bytes(const ModelConfig&, const RolloutOptions&, int rank);
 
  private:
-  struct Drawn {
-    int32_t token;
-    float logp;
-  };
-  // One forward pass over this rank's work; the tokens drawn, in the order of the sampling rows.
-  std::vector<Drawn> run(const WeightsView&, const std::vector<Work>&,
-                         const std::vector<GenerateRequest>&, const Scheduler&, uint64_t key);
+  std::vector<Drawn> run(const WeightsView&, StepRows, const std::vector<int32_t>& page_table);
+  void capture_graphs(const WeightsView&, bool limited, const std::vector<int32_t>& page_table);
   void copy_pages(const StepPlan&);
   KvCache cache(int layer, const int32_t* page_table) const;
+  bool uses_graphs() const;
 
   Context ctx_;
   RolloutOptions options_;
   Topology::Range range_;
   std::unique_ptr<Communicator> cp_;
-  std::vector<bf16*> k_, v_;       // [layer] this rank's pages
+  std::vector<bf16*> k_, v_;  // [layer] this rank's pages
   int64_t page_elements_;
-  int64_t max_pages_ = 0;
-  DeviceBuffer acts_, scratch_, head_, tokens_, exchange_;
-  Upload upload_;
-  int64_t steps_ = 0;
+  int64_t max_pages_;
+  std::unique_ptr<ForwardPass> any_;                                       // prefill and mixed steps
+  std::map<std::pair<int64_t, bool>, std::unique_ptr<ForwardPass>> graphs_;  // by (rows, limited)
+  DeviceBuffer exchange_;
+  uint64_t replays_ = 0;
 };
 
 }  // namespace rlk
