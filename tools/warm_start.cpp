@@ -31,7 +31,7 @@ namespace fs = std::filesystem;
 
 struct Settings {
   fs::path dir = "profiles/tiny";
-  int64_t updates = 400, batch = 64, report = 50;
+  int64_t updates = 375, batch = 64, report = 50;
   double lr = 2e-3;
   uint64_t seed = 1;
   int threads = 2;
