@@ -43,7 +43,8 @@ StepRows step_rows(const std::vector<Work>& work, const std::vector<GenerateRequ
       rows.position.push_back(p);
       rows.seq.push_back(w.slot);
       rows.trace.push_back(
-          {static_cast<int32_t>(request.prompt_index), request.sample_index, p});
+          {static_cast<int32_t>(request.prompt_index), request.sample_index, p,
+           p + 1 < static_cast<int32_t>(request.prompt.size())});
     }
     if (!w.sample) continue;
     rows.head_index.push_back(static_cast<int32_t>(rows.ids.size()) - 1);

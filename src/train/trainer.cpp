@@ -60,9 +60,10 @@ struct Trainer::Pass {
 
 void Trainer::set_trace_rows(Pass& p, const std::vector<Sample>& samples) {
   auto row = [&](int32_t t) -> TraceRow {
-    if (t < 0 || p.rows->seq[t] < 0) return {-1, -1, -1};
+    if (t < 0 || p.rows->seq[t] < 0) return {-1, -1, -1, false};
     const Sample& s = samples[p.plan->first + p.rows->seq[t]];
-    return {static_cast<int32_t>(s.prompt), s.sample, p.rows->position[t]};
+    return {static_cast<int32_t>(s.prompt), s.sample, p.rows->position[t],
+            p.rows->position[t] + 1 < s.prompt_len};
   };
   for (int32_t t = 0; t < static_cast<int32_t>(p.rows->seq.size()); ++t) p.trace.push_back(row(t));
   for (int32_t t : p.rows->head_index) p.head_trace.push_back(row(t));

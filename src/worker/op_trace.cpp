@@ -43,7 +43,9 @@ void OpTrace::record(const char* op, int layer, const void* data, int64_t slice_
   for (size_t t = 0; t < rows().size(); ++t) {
     if (rows()[t].position < 0) continue;
     r.prompt = static_cast<uint32_t>(rows()[t].prompt);
-    r.sample = static_cast<uint32_t>(rows()[t].sample);
+    r.sample = rows()[t].in_prefix && r.phase != TracePhase::backward
+                   ? kNoSequence
+                   : static_cast<uint32_t>(rows()[t].sample);
     r.position = rows()[t].position;
     for (int s = 0; s < slices; ++s) {
       r.slice = static_cast<int8_t>(first_slice < 0 ? -1 : first_slice + s);

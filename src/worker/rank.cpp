@@ -106,13 +106,13 @@ OpTables make_op_tables(const Plan& plan, int rank) {
           o.strict_logp ? strict : native};
 }
 
-Rank::Rank(const Plan& p, std::unique_ptr<World> host, std::chrono::milliseconds timeout)
+Rank::Rank(const Plan& p, World& host, const OpTables& tables, std::chrono::milliseconds timeout)
     : plan(p),
-      host_(std::move(host)),
-      everyone(host_->group(all_ranks(host_->size()), "all")),
-      ops(make_op_tables(plan, host_->rank())),
-      device_(open_device_world(plan, *host_, timeout)),
-      world(device_ ? *device_ : *host_),
+      host_(host),
+      everyone(host_.group(all_ranks(host_.size()), "all")),
+      ops(tables),
+      device_(open_device_world(plan, host_, timeout)),
+      world(device_ ? *device_ : host_),
       tokenizer(plan.model_root / "tokenizer.json"),
       prompts(plan.prompt_data, prompt_options(plan), tokenizer),
       rope(upload_rope(*ops.strict, plan.model)),

@@ -32,15 +32,16 @@ OpTables make_op_tables(const Plan&, int rank);
 
 class Rank {
  public:
-  // `host` is the launcher's shared memory; CUDA ranks open a world of device memory beside it.
-  Rank(const Plan&, std::unique_ptr<World> host, std::chrono::milliseconds timeout);
+  // `host` is the launcher's shared memory and outlives the rank; CUDA ranks open a world of device
+  // memory beside it. `tables` are make_op_tables' (tests: with an op that breaks the rules).
+  Rank(const Plan&, World& host, const OpTables& tables, std::chrono::milliseconds timeout);
   ~Rank();
 
-  int index() const { return host_->rank(); }
+  int index() const { return host_.rank(); }
   bool leader() const { return index() == 0; }
 
   const Plan plan;
-  std::unique_ptr<World> host_;
+  World& host_;
   std::unique_ptr<Communicator> everyone;  // all ranks, for data in host memory
   OpTables ops;
   std::unique_ptr<World> device_;  // null on the CPU, where the host's world is the engines' too

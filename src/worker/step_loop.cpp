@@ -8,6 +8,7 @@
 #include "audit.h"
 #include "op_trace.h"
 #include "rewards.h"
+#include "rlk/base/error.h"
 #include "rlk/device/counted.h"
 #include "rlk/run/run_writer.h"
 #include "rollout_stage.h"
@@ -55,10 +56,25 @@ UpdateMetrics loss_metrics(const Options& o, const std::vector<Sample>& samples,
   return m;
 }
 
+// Every planned sample came back from an engine, with a log-prob for every token: the update counts
+// on it.
+void require_samples(const Plan& plan, const Trajectory& t) {
+  const auto planned =
+      static_cast<size_t>(plan.options.rollout_batch_size * plan.options.samples_per_prompt);
+  if (t.samples.size() != planned)
+    throw Error("step " + std::to_string(t.step) + ": the engines returned " +
+                std::to_string(t.samples.size()) + " samples, planned were " +
+                std::to_string(planned));
+  for (const Sample& s : t.samples)
+    if (s.response_len() < 1 || s.rollout_logp.size() != static_cast<size_t>(s.response_len()))
+      throw Error("step " + std::to_string(t.step) + ": no engine answered prompt " +
+                  std::to_string(s.prompt) + ", sample " + std::to_string(s.sample));
+}
+
 class StepLoop {
  public:
-  StepLoop(Rank& rank, StatusWriter& status)
-      : rank_(rank), status_(status), writer_(rank.plan.run_dir) {}
+  StepLoop(Rank& rank, StatusWriter& status, const StepHooks& hooks)
+      : rank_(rank), status_(status), hooks_(hooks), writer_(rank.plan.run_dir) {}
 
   void run() {
     audit_version(0, false);
@@ -77,11 +93,14 @@ class StepLoop {
     Stopwatch whole, watch;
 
     enter("rollout", step, TracePhase::rollout);
+    if (hooks_.before_rollout) hooks_.before_rollout(rank_, step);
     const RolloutFingerprints held = fingerprint_rollout(rank_, step, static_cast<uint64_t>(step));
     if (rank_.leader()) writer_.write_rollout_weights(held);
     seconds.audit = watch.lap();
     const auto rows = rows_of_step(o.seed, step, rank_.prompts.rows(), o.rollout_batch_size);
     Trajectory t = rollout_stage(rank_, step, static_cast<uint64_t>(step), rows);
+    if (hooks_.sampled) hooks_.sampled(rank_, t);
+    require_samples(rank_.plan, t);
     std::vector<SampleText> texts = reward_stage(rank_, t);
     set_advantages(t.samples, o.std_normalization);
     for (size_t i = 0; i < texts.size(); ++i) texts[i].advantage = t.samples[i].advantage;
@@ -102,6 +121,7 @@ class StepLoop {
     seconds.audit += watch.lap();
     seconds.step = whole.lap();
     metrics.seconds = seconds;
+    if (hooks_.recorded) hooks_.recorded(rank_, t);
     if (rank_.leader()) {
       writer_.write_sidecar(t);
       writer_.write_texts(step, texts);
@@ -186,6 +206,7 @@ class StepLoop {
 
   Rank& rank_;
   StatusWriter& status_;
+  const StepHooks& hooks_;
   RunWriter writer_;
   int64_t updates_ = 0;
   double done_s_ = 0;
@@ -193,6 +214,8 @@ class StepLoop {
 
 }  // namespace
 
-void run_steps(Rank& rank, StatusWriter& status) { StepLoop(rank, status).run(); }
+void run_steps(Rank& rank, StatusWriter& status, const StepHooks& hooks) {
+  StepLoop(rank, status, hooks).run();
+}
 
 }  // namespace rlk

@@ -52,7 +52,7 @@ int worker_main(const std::vector<std::string>& args) {
   try {
     status.ready();
     status.phase("load", 0);
-    Rank rank(plan, std::move(world), std::chrono::milliseconds(w.timeout_ms));
+    Rank rank(plan, *world, make_op_tables(plan, w.rank), std::chrono::milliseconds(w.timeout_ms));
     run_steps(rank, status);
     status.done();
     // Everything is on disk and nobody reads this rank's memory any more: the kernel takes it back at once, while the

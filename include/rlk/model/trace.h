@@ -8,9 +8,11 @@
 
 namespace rlk {
 
-// A logical row: token `position` of a sample. position < 0: padding, not recorded.
+// A logical row: token `position` of a sample. position < 0: padding, not recorded. in_prefix: before the prompt's last
+// token, where the forward pass of all the prompt's samples is one; engines compute it once or often.
 struct TraceRow {
   int32_t prompt, sample, position;
+  bool in_prefix;
 };
 
 class Trace {
