@@ -13,6 +13,7 @@
 #include "rlk/base/error.h"
 #include "rlk/base/sha256.h"
 #include "rlk/build_info/build_info.h"
+#include "rlk/device/gpus.h"
 #include "rlk/gate/seal.h"
 #include "rlk/launch/launch.h"
 #include "rlk/launch/progress.h"
@@ -36,6 +37,9 @@ ManifestInputs manifest_inputs(const Plan& plan, const LaunchConfig& config) {
   inputs.data_sha256 = hex(sha256_file(plan.prompt_data));
   for (int rank = 0; rank < config.ranks; ++rank)
     inputs.commands.push_back(worker_argv(config, rank));
+  if (plan.options.backend == Backend::cuda)
+    for (const GpuInfo& gpu : gpu_host().gpus)
+      inputs.gpus.push_back({{"name", gpu.name}, {"memory_bytes", gpu.memory_bytes}});
   return inputs;
 }
 

@@ -60,6 +60,7 @@ void check_inputs(const Plan& plan) {
     defects.push_back({(plan.model_root / "tokenizer.json").string(),
                        "has token id " + std::to_string(tokenizer->size() - 1),
                        "the model's vocabulary ends at " + std::to_string(plan.model.vocab - 1)});
+  collect(defects, [&] { make_reward(plan.task.reward); });
   if (tokenizer) collect(defects, [&] { check_prompts(plan, *tokenizer); });
   if (plan.task.chat_template) collect(defects, [&] { check_chat_template(plan.model_root); });
   collect(defects, [&] { make_reward(plan.task.reward); });
