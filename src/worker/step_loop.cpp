@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "audit.h"
+#include "checkpoint.h"
 #include "op_trace.h"
 #include "rewards.h"
 #include "rlk/base/error.h"
@@ -119,6 +120,9 @@ class StepLoop {
     enter("audit", step, TracePhase::optimizer);
     audit_version(static_cast<uint64_t>(step) + 1, true);
     seconds.audit += watch.lap();
+    const bool last = step + 1 == o.steps;
+    if (o.save_interval > 0 && (last || (step + 1) % o.save_interval == 0))
+      save_checkpoint(rank_, static_cast<uint64_t>(step) + 1);
     seconds.step = whole.lap();
     metrics.seconds = seconds;
     if (hooks_.recorded) hooks_.recorded(rank_, t);

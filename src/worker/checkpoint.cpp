@@ -1,0 +1,60 @@
+#include "checkpoint.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "rlk/base/error.h"
+#include "rlk/data/export.h"
+
+namespace rlk {
+namespace {
+
+// One whole tensor, row-major, from the slices of the ranks that hold them.
+void assemble(const Rank& rank, const TensorSpec& t, std::vector<bf16>& out) {
+  const Ops& ops = *rank.ops.strict;
+  const Topology& topology = rank.topology();
+  out.resize(t.rows * t.cols);
+  std::vector<bf16> slice;
+  for (int s = 0; s < t.slices(); ++s) {
+    const int64_t n = t.slice_elements(s);
+    slice.resize(n);
+    const int holder = t.cut == Cut::none ? rank.index()
+                                          : s * topology.tp / kSlices * (topology.ranks / topology.tp);
+    ops.copy(nullptr, slice.data(), rank.weights.at_rank(holder, t, s), n * sizeof(bf16));
+    ops.synchronize(nullptr);
+    const int64_t row0 = t.cut == Cut::rows ? s * t.slice_rows : 0;
+    const int64_t col0 = t.cut == Cut::columns ? s * t.slice_cols : 0;
+    for (int64_t r = 0; r < n / t.slice_cols; ++r)
+      std::copy_n(slice.begin() + r * t.slice_cols, t.slice_cols,
+                  out.begin() + (row0 + r) * t.cols + col0);
+  }
+}
+
+}  // namespace
+
+void save_checkpoint(Rank& rank, uint64_t version) {
+  rank.ops.strict->synchronize(nullptr);
+  rank.everyone->barrier(nullptr);
+  if (rank.leader()) {
+    std::map<std::string, const TensorSpec*> tensors;
+    for (const TensorSpec& t : rank.weights.tensors()) tensors[t.name] = &t;
+    const std::filesystem::path folder = rank.plan.run_dir / "checkpoints";
+    std::filesystem::create_directories(folder);
+    char name[32];
+    std::snprintf(name, sizeof name, "version-%06llu", static_cast<unsigned long long>(version));
+    std::vector<bf16> whole;
+    export_checkpoint(rank.plan.model,
+                      {.out_dir = folder / name, .source_dir = rank.plan.model_root},
+                      [&](const CheckpointTensor& tensor) -> std::span<const bf16> {
+                        assemble(rank, *tensors.at(tensor.name), whole);
+                        return whole;
+                      });
+  }
+  rank.everyone->barrier(nullptr);
+}
+
+}  // namespace rlk
