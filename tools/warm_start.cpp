@@ -1,6 +1,9 @@
 // Makes profiles/tiny/model.safetensors: random weights, then cross-entropy on the task's worked solutions with rlk's own
 // trainer, for a fixed number of updates. The same bytes on every machine (docs/numerics.md, R8).
 //
+// A share of the demonstrations carries a wrong result. So the model ranks right answers above wrong ones better than it
+// samples them, which is what reinforcement learning can put right.
+//
 //   build/cpu/tools/warm_start --dir profiles/tiny        (profiles/tiny/make runs it after the data scripts)
 
 #include <unistd.h>
@@ -16,6 +19,7 @@
 
 #include "rlk/base/file.h"
 #include "rlk/base/json.h"
+#include "rlk/base/philox.h"
 #include "rlk/base/safetensors.h"
 #include "rlk/data/prompts.h"
 #include "rlk/data/tokenizer.h"
@@ -31,7 +35,8 @@ namespace fs = std::filesystem;
 
 struct Settings {
   fs::path dir = "profiles/tiny";
-  int64_t updates = 375, batch = 64, report = 50;
+  int64_t updates = 700, batch = 64, report = 50;
+  double wrong = 0.5;  // share of demonstrations with a wrong result
   double lr = 2e-3;
   uint64_t seed = 1;
   int threads = 2;
@@ -98,8 +103,10 @@ class WarmStart {
       std::vector<Sample> batch;
       double tokens = 0, loss = 0;
       for (int64_t row : rows_of_step(s_.seed, u, prompts_.rows(), s_.batch)) {
-        batch.push_back(samples_[row]);
-        tokens += samples_[row].response_len();
+        const uint64_t draw = mix64(s_.seed ^ mix64(static_cast<uint64_t>(u) << 32 | row));
+        const bool wrong = static_cast<double>(draw >> 32) * 0x1p-32 < s_.wrong;
+        batch.push_back(demonstration(row, wrong ? 1 + draw % 9 : 0));
+        tokens += batch.back().response_len();
       }
       const auto count = static_cast<int>(batch.size());
       trainer_->update(batch, 0, count, u + 1, [&](int, int, float logp) {
@@ -107,8 +114,8 @@ class WarmStart {
         return -1 / tokens;
       });
       if ((u + 1) % s_.report == 0 || u + 1 == s_.updates)
-        std::printf("update %lld: loss %.4f, sampled accuracy %.3f\n", static_cast<long long>(u + 1),
-                    loss, accuracy());
+        std::printf("update %lld: loss %.4f, accuracy %.3f sampled, %.3f greedy\n",
+                    static_cast<long long>(u + 1), loss, accuracy(1), accuracy(0));
       std::fflush(stdout);
     }
     write();
@@ -118,26 +125,36 @@ class WarmStart {
   void read_solutions() {
     const std::string text = read_file(s_.dir / "prompts.jsonl");
     std::istringstream lines(text);
-    std::string line;
-    for (int64_t row = 0; std::getline(lines, line); ++row) {
-      const Json json = parse_json(line, "prompts.jsonl");
-      Sample s;
-      s.prompt = row;
-      s.tokens = prompts_.tokens(row);
-      s.prompt_len = static_cast<int32_t>(s.tokens.size());
-      const auto solution = tokenizer_.encode(json["solution"].get<std::string>());
-      s.tokens.insert(s.tokens.end(), solution.begin(), solution.end());
-      s.tokens.push_back(config_.eos.front());
-      samples_.push_back(std::move(s));
+    for (std::string line; std::getline(lines, line);)
+      solutions_.push_back(parse_json(line, "prompts.jsonl")["solution"].get<std::string>());
+  }
+
+  // The row's solution "59-28=31 \\boxed{31}", its result off by `error`.
+  Sample demonstration(int64_t row, uint64_t error) const {
+    const std::string& label = prompts_.label(row);
+    const std::string result = std::to_string(std::stoll(label) + static_cast<int64_t>(error));
+    std::string solution = solutions_[row];
+    for (const std::string& place : {"=" + label, "{" + label}) {
+      const size_t at = solution.rfind(place);
+      if (at != std::string::npos) solution.replace(at + 1, label.size(), result);
     }
+    Sample s;
+    s.prompt = row;
+    s.tokens = prompts_.tokens(row);
+    s.prompt_len = static_cast<int32_t>(s.tokens.size());
+    const auto ids = tokenizer_.encode(solution);
+    s.tokens.insert(s.tokens.end(), ids.begin(), ids.end());
+    s.tokens.push_back(config_.eos.front());
+    return s;
   }
 
   // Of 256 prompts, sampled at temperature 1: the share whose text ends in \boxed{label}.
-  double accuracy() {
+  double accuracy(float temperature) {
     std::vector<GenerateRequest> requests;
     for (int64_t row : rows_of_step(99, 0, prompts_.rows(), 256))
       requests.push_back({.prompt_index = row, .sample_index = 0, .prompt = prompts_.tokens(row),
-                          .max_new = 32, .sampling = {}});
+                          .max_new = 32,
+                          .sampling = {.temperature = temperature}});
     const auto results = engine_->generate(weights_.view({0, 8}), requests, 7, 0);
     double right = 0;
     for (size_t i = 0; i < results.size(); ++i) {
@@ -181,7 +198,7 @@ class WarmStart {
   Context context_;
   std::unique_ptr<Trainer> trainer_;
   std::unique_ptr<RolloutEngine> engine_;
-  std::vector<Sample> samples_;
+  std::vector<std::string> solutions_;
 };
 
 }  // namespace
@@ -195,6 +212,7 @@ int main(int argc, char** argv) {
   app.add_option("--batch", s.batch);
   app.add_option("--report", s.report);
   app.add_option("--lr", s.lr);
+  app.add_option("--wrong", s.wrong);
   app.add_option("--seed", s.seed);
   app.add_option("--threads", s.threads);
   CLI11_PARSE(app, argc, argv);
