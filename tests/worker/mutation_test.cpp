@@ -34,7 +34,7 @@ constexpr int kRanks = 8;
 const std::vector<GivenOption> kLayout = {{"tp", "4"}, {"cp", "2"}, {"rollout-tp", "2"}};
 // Of every run, unless it says otherwise.
 const std::vector<GivenOption> kSize = {
-    {"rollout-batch-size", "2"}, {"samples-per-prompt", "4"}, {"max-response-len", "24"}};
+    {"rollout-batch-size", "4"}, {"samples-per-prompt", "4"}, {"max-response-len", "24"}};
 
 struct Mutation {
   std::function<OpTables(const Plan&, int rank)> tables = make_op_tables;
@@ -263,7 +263,8 @@ TEST_F(Mutations, ASampleDroppedFromTheRecordIsCaughtBySamples) {
 TEST_F(Mutations, ASampleDroppedByAnEngineEndsTheRun) {
   const auto drop = [](Rank&, Trajectory& t) { t.samples.pop_back(); };
   const std::string said = run("dropped", kLayout, {.hooks = {.sampled = drop}});
-  EXPECT_NE(said.find("step 0: the engines returned 7 samples, planned were 8"), std::string::npos)
+  EXPECT_NE(said.find("step 0: the engines returned 15 samples, planned were 16"),
+            std::string::npos)
       << said;
   const auto forget = [](Rank&, Trajectory& t) { t.samples[2].rollout_logp.clear(); };
   const std::string other = run("forgotten", kLayout, {.hooks = {.sampled = forget}});
