@@ -1,5 +1,4 @@
 #include <fcntl.h>
-#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -11,15 +10,14 @@
 #include "rlk/base/file.h"
 #include "rlk/base/json_reader.h"
 #include "rlk/data/download.h"
-
-extern char** environ;
+#include "subprocess.h"
 
 namespace rlk {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kNoPyarrow = 3;
+constexpr int kNoPyarrow = 3, kNoPython = 127;
 constexpr const char* kParquetToLines = R"(import json, sys
 try:
     import pyarrow.parquet as parquet
@@ -32,25 +30,20 @@ for batch in parquet.ParquetFile(sys.argv[1]).iter_batches():
 
 // Runs the script above with its output in `lines`.
 void parquet_to_lines(const fs::path& in, const fs::path& lines) {
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, lines.c_str(),
-                                   O_WRONLY | O_CREAT | O_TRUNC, 0644);
-  std::string words[] = {"python3", "-c", kParquetToLines, in.string()};
-  char* argv[] = {words[0].data(), words[1].data(), words[2].data(), words[3].data(), nullptr};
-  pid_t pid = -1;
-  const int rc = posix_spawnp(&pid, argv[0], &actions, nullptr, argv, environ);
-  posix_spawn_file_actions_destroy(&actions);
-  int status = kNoPyarrow << 8;  // no python3 is no pyarrow
-  while (rc == 0 && waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+  const int out = ::open(lines.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (out < 0) throw system_error("create " + lines.string());
+  const pid_t pid = start_process({"python3", "-c", kParquetToLines, in.string()}, -1, out);
+  ::close(out);
+  int status = 0;
+  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
   }
-  if (WIFEXITED(status) && WEXITSTATUS(status) == kNoPyarrow) {
+  const int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  if (code == kNoPyarrow || code == kNoPython) {
     throw InputError(in.string(),
                      "Parquet is read through Python's pyarrow, which is not installed",
                      "type: python3 -m pip install pyarrow");
   }
-  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
-    throw InputError(in.string(), "pyarrow could not read it (its message is above)");
+  if (code != 0) throw InputError(in.string(), "pyarrow could not read it (its message is above)");
 }
 
 // The label of a row, under one of its usual names; null when there is none.

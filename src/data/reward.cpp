@@ -44,7 +44,7 @@ std::unique_ptr<Reward> make_reward(const std::string& name, const RewardCommand
   if (name == kSyntheticHash) return std::make_unique<SyntheticHash>();
   if (name.starts_with(kCommandPrefix))
     return std::make_unique<RewardCommand>(name.substr(kCommandPrefix.size()), options);
-  throw InputError("task.reward", name, "must be deepscaler, synthetic-hash or command:PROGRAM");
+  throw InputError("task.reward", name, "must be deepscaler, synthetic-hash or command:PATH");
 }
 
 bool reward_needs_label(const std::string& name) {

@@ -3,22 +3,20 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <filesystem>
 
 #include "rlk/base/error.h"
 #include "rlk/base/json.h"
 #include "rlk/base/text.h"
-
-extern char** environ;
+#include "subprocess.h"
 
 namespace rlk {
 namespace {
@@ -33,20 +31,6 @@ double now_seconds() {
 
 bool is_program(const std::string& path) {
   return access(path.c_str(), X_OK) == 0 && !std::filesystem::is_directory(path);
-}
-
-// A name without a slash is looked up in PATH.
-std::string resolve(const std::string& program) {
-  const char* path = std::getenv("PATH");
-  if (program.find('/') != std::string::npos || path == nullptr) return program;
-  const std::string folders = path;
-  for (size_t at = 0; at <= folders.size();) {
-    const size_t end = std::min(folders.find(':', at), folders.size());
-    const std::string candidate = folders.substr(at, end - at) + "/" + program;
-    if (is_program(candidate)) return candidate;
-    at = end + 1;
-  }
-  return program;
 }
 
 void make_pipe(int* ours, int* theirs, bool ours_writes) {
@@ -79,10 +63,11 @@ class NoSigpipe {
 }  // namespace
 
 RewardCommand::RewardCommand(const std::string& program, const RewardCommandOptions& options)
-    : program_(resolve(program)), options_(options) {
+    : program_(program.empty() ? "" : std::filesystem::absolute(program).string()),
+      options_(options) {
   if (!is_program(program_))
     throw InputError("task.reward", "command:" + printable(program),
-                     "must name an executable file");
+                     "must be the path of an executable file");
   RLK_CHECK(options.processes > 0 && options.seconds_per_sample > 0, options.processes,
             options.seconds_per_sample);
 }
@@ -108,31 +93,9 @@ void RewardCommand::start(Process* process) {
   int child_in = -1, child_out = -1;
   make_pipe(&process->in, &child_in, true);
   make_pipe(&process->out, &child_out, false);
-  posix_spawn_file_actions_t actions;
-  posix_spawnattr_t attributes;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawnattr_init(&attributes);
-  posix_spawn_file_actions_adddup2(&actions, child_in, STDIN_FILENO);
-  posix_spawn_file_actions_adddup2(&actions, child_out, STDOUT_FILENO);
-  sigset_t none, pipe;
-  sigemptyset(&none);
-  sigemptyset(&pipe);
-  sigaddset(&pipe, SIGPIPE);
-  posix_spawnattr_setsigmask(&attributes, &none);
-  posix_spawnattr_setsigdefault(&attributes, &pipe);
-  posix_spawnattr_setpgroup(&attributes, 0);
-  posix_spawnattr_setflags(&attributes,
-                           POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
-  char* argv[] = {program_.data(), nullptr};
-  const int rc = posix_spawn(&process->pid, program_.c_str(), &actions, &attributes, argv, environ);
-  posix_spawn_file_actions_destroy(&actions);
-  posix_spawnattr_destroy(&attributes);
+  process->pid = start_process({program_}, child_in, child_out);
   ::close(child_in);
   ::close(child_out);
-  if (rc != 0) {
-    process->pid = -1;
-    throw Error("start reward command " + program_ + ": " + std::strerror(rc));
-  }
 }
 
 void RewardCommand::fail(const Process& process, const std::string& what) {

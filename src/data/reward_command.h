@@ -13,7 +13,7 @@ namespace rlk {
 
 class RewardCommand final : public Reward {
  public:
-  // `program` is a path, or a name that PATH finds. InputError when it is not there or not
+  // `program` is a path. InputError when it is not there or not
   // executable. Processes start with the first samples.
   RewardCommand(const std::string& program, const RewardCommandOptions& options);
   ~RewardCommand() override;  // kills and reaps

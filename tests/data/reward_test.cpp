@@ -263,6 +263,13 @@ TEST_F(Command, FailuresAreErrorsThatNameTheSample) {
   expect("sleep 60", "no answer within 0.3 s", 0.3);
 }
 
+TEST_F(Command, AProgramThatCannotRunIsAnError) {
+  const std::filesystem::path path = dir_ / "verifier";
+  std::ofstream(path) << "#!/nonexistent/interpreter\n";
+  chmod(path.c_str(), 0755);
+  EXPECT_THROW(make_reward("command:" + path.string())->score(requests(1, 5)), Error);
+}
+
 TEST_F(Command, AFailureLeavesNoProcess) {
   const std::string mark = (dir_ / "alive").string();
   error_of("(sleep 2; touch " + mark + ") & read -r line; sleep 60", 0.3);

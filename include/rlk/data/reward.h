@@ -4,7 +4,7 @@
 //
 //   deepscaler       1 when the answer after the thinking part (last \boxed{}) equals the label,
 //   else 0 synthetic-hash   a fixed pseudo-random 0 or 1 of the response's tokens; needs neither
-//   text nor label command:PROGRAM  the user's own verifier, see below
+//   text nor label command:PATH     the user's own verifier, see below
 
 #include <cstdint>
 #include <memory>
