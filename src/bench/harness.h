@@ -58,7 +58,9 @@ struct Case {
   int sets = 1;
   double bytes = 0;  // the fewest that device memory must move; 0: not judged by bytes
   double flops = 0;  // 0: not judged by them
+  double warm_ms = 30;  // of replays before the timed ones; matrix work settles at the power limit later
   std::function<void(Stream, int set)> run;
+  std::function<void(Stream, int set)> library;  // the vendor's, on the same buffers, timed beside it; may be empty
   std::function<std::string()> verify;  // after run(stream, 0): empty when right
 };
 
@@ -70,6 +72,7 @@ struct NamedCase {
 void add_row_cases(std::vector<NamedCase>&);
 void add_logits_cases(std::vector<NamedCase>&);
 void add_optimizer_cases(std::vector<NamedCase>&);
+void add_gemm_cases(std::vector<NamedCase>&);
 
 // Sets of `bytes` each whose total passes the L2 (60 MB on H100 and H200) several times.
 int sets_of(double bytes);

@@ -20,7 +20,7 @@ namespace {
 using cuda::check;
 using cuda::stream_of;
 
-constexpr double kReplayMs = 1, kWarmMs = 30, kTimedMs = 60;
+constexpr double kReplayMs = 1, kTimedMs = 60;
 
 struct Row {
   std::string op, shape;
@@ -32,6 +32,7 @@ std::vector<NamedCase> case_list() {
   add_row_cases(cases);
   add_logits_cases(cases);
   add_optimizer_cases(cases);
+  add_gemm_cases(cases);
   return cases;
 }
 
@@ -66,21 +67,23 @@ std::vector<double> time_replays(const Ops& ops, Stream stream, Graph graph, int
   return ms;
 }
 
-Graph capture_runs(const Ops& ops, Stream stream, const Case& c, int runs) {
+using Run = std::function<void(Stream, int set)>;
+
+Graph capture_runs(const Ops& ops, Stream stream, const Run& run, int sets, int runs) {
   ops.capture_begin(stream);
-  for (int i = 0; i < runs; ++i) c.run(stream, i % c.sets);
+  for (int i = 0; i < runs; ++i) run(stream, i % sets);
   return ops.capture_end(stream);
 }
 
 // Microseconds of one run: enough runs a replay that the launch of the graph itself does not count.
-double time_case(const Ops& ops, Stream stream, const Case& c) {
-  Graph graph = capture_runs(ops, stream, c, c.sets);
+double time_case(const Ops& ops, Stream stream, const Case& c, const Run& run) {
+  Graph graph = capture_runs(ops, stream, run, c.sets, c.sets);
   const double once = time_replays(ops, stream, graph, 2)[1];
   ops.graph_destroy(graph);
   const int rounds = std::clamp(static_cast<int>(kReplayMs / once), 1, 64);
-  graph = capture_runs(ops, stream, c, c.sets * rounds);
+  graph = capture_runs(ops, stream, run, c.sets, c.sets * rounds);
   const double replay = once * rounds;
-  (void)time_replays(ops, stream, graph, std::clamp(static_cast<int>(kWarmMs / replay), 1, 100));
+  (void)time_replays(ops, stream, graph, std::clamp(static_cast<int>(c.warm_ms / replay), 1, 400));
   std::vector<double> ms =
       time_replays(ops, stream, graph, std::clamp(static_cast<int>(kTimedMs / replay), 5, 31));
   ops.graph_destroy(graph);
@@ -231,12 +234,13 @@ int run(const BenchOptions& options) {
       ++wrong;
       continue;
     }
-    Row row{named.op, named.shape, time_case(ops, stream, c)};
+    Row row{named.op, named.shape, time_case(ops, stream, c, c.run)};
     row.gbps = c.bytes / row.us / 1e3;
     row.tflops = c.flops / row.us / 1e6;
     row.of_ceiling = row.gbps / ceiling;
     if (const auto at = library.find(named.op + "," + named.shape); at != library.end())
       row.library_us = at->second;
+    if (c.library) row.library_us = time_case(ops, stream, c, c.library);
     print(row);
     rows.push_back(row);
   }
