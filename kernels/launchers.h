@@ -1,6 +1,7 @@
 #pragma once
-// Host launchers of the CUDA ops, in the order of the Ops table (include/rlk/device/ops.h holds their contracts).
-// Each enqueues on `stream`, allocates nothing, may be captured into a graph, and throws rlk::Error.
+// Host launchers of the CUDA ops, in the order of the Ops table (include/rlk/device/ops.h holds
+// their contracts). Each enqueues on `stream`, allocates nothing, may be captured into a graph, and
+// throws rlk::Error.
 
 #include "rlk/device/ops.h"
 

@@ -1,10 +1,10 @@
 // Barrier, push all-gather, tree-reduce and broadcast; the scheme is in collective.h.
 //
-// tree_reduce, small: everyone pushes its partial to all and adds the aligned tree. Large: member m adds part m of each tile
-// and pushes the rounded sums: (4 + out) bytes an element cross the links instead of 4 * size. The bits are the same.
+// tree_reduce, small: everyone pushes its partial to all and adds the aligned tree. Large: member m
+// adds part m of each tile and pushes the rounded sums: (4 + out) bytes an element cross the links
+// instead of 4 * size. The bits are the same.
 
 #include "kernels/collective/collective.h"
-
 #include "kernels/common/check.h"
 #include "kernels/common/grid.h"
 #include "kernels/common/leaves.cuh"
@@ -15,7 +15,8 @@ namespace rlk::cuda {
 namespace {
 
 constexpr int kThreads = 512;
-// Up to here every lane gets a single small tile: latency counts. Measured choice, see docs/numerics.md (no bits depend on it).
+// Up to here every lane gets a single small tile: latency counts. Measured choice, see
+// docs/numerics.md (no bits depend on it).
 constexpr int64_t kSmallTile = 4 << 10;
 constexpr int64_t kOnePhaseBytes = 64 << 10;
 
@@ -35,7 +36,8 @@ __device__ inline uint64_t now_ns() {
   return ns;
 }
 
-// A kind, its size in 16-byte units and its variant: members whose signatures differ are in different collectives.
+// A kind, its size in 16-byte units and its variant: members whose signatures differ are in
+// different collectives.
 uint32_t signature_of(Collective kind, uint64_t bytes, uint32_t variant) {
   return static_cast<uint32_t>(kind) << 28 | (variant & 0xf) << 24 |
          (static_cast<uint32_t>(ceil_div(static_cast<int64_t>(bytes), 16)) & 0xffffffu);
@@ -76,7 +78,8 @@ struct Lane {
     const uint64_t* flag = &group.memory[group.rank]->flag[blockIdx.x][member];
     const uint64_t start = now_ns();
     uint64_t value = load_flag(flag);
-    for (uint32_t spins = 1; static_cast<int32_t>(static_cast<uint32_t>(value) - number) < 0; ++spins) {
+    for (uint32_t spins = 1; static_cast<int32_t>(static_cast<uint32_t>(value) - number) < 0;
+         ++spins) {
       value = load_flag(flag);
       if (spins % 1024 != 0) continue;
       if (*static_cast<volatile uint32_t*>(&group.failure->set) != 0) return;
@@ -123,7 +126,8 @@ __global__ void __launch_bounds__(32) barrier_kernel(GroupView group, uint32_t s
   lane.finish();
 }
 
-// root < 0: all_gather, everyone pushes `words` of `in`, out [size][words]. Else broadcast: the root alone pushes.
+// root < 0: all_gather, everyone pushes `words` of `in`, out [size][words]. Else broadcast: the
+// root alone pushes.
 template <class Word>
 __global__ void __launch_bounds__(kThreads)
     gather_kernel(GroupView group, uint32_t signature, const Word* in, Word* out, int64_t words,
@@ -165,7 +169,8 @@ __device__ inline void store_sum(void* out, int64_t i, float sum) {
     static_cast<bf16*>(out)[i].bits = static_cast<uint16_t>(round_pair(sum, 0.0f));
 }
 
-// The tree over the members' values of element i: one's own from `mine`, the others' from their slots.
+// The tree over the members' values of element i: one's own from `mine`, the others' from their
+// slots.
 template <int Size>
 __device__ inline float tree_of(const char* slots, const float* mine, int64_t i, int rank) {
   float part[Size];

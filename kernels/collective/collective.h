@@ -1,13 +1,15 @@
 #pragma once
-// Device side of the collectives between GPUs of one host (src/comm/cuda). Members push into each other's memory and meet
-// through flags, both over CUDA IPC mappings.
+// Device side of the collectives between GPUs of one host (src/comm/cuda). Members push into each
+// other's memory and meet through flags, both over CUDA IPC mappings.
 //
-// A collective runs on `lanes` blocks. A lane is independent: lane c of every member exchanges tiles with lane c of
-// the others, one meeting a tile. At meeting n a lane writes its tile into slot n mod 2 of each receiver's staging, then a flag
-// (signature, n) at each receiver, and waits for everyone's flag n. Slot n mod 2 is written again at meeting n + 2, which starts
-// after everyone's flag n + 1, which is set after slot n was read: so one wait a meeting is enough.
-// Meeting numbers live in device memory, so that captured graphs replay. Waits end at a deadline, or when an earlier wait of this
-// rank failed; the failure is written to host memory and reported by the next synchronize.
+// A collective runs on `lanes` blocks. A lane is independent: lane c of every member exchanges
+// tiles with lane c of the others, one meeting a tile. At meeting n a lane writes its tile into
+// slot n mod 2 of each receiver's staging, then a flag (signature, n) at each receiver, and waits
+// for everyone's flag n. Slot n mod 2 is written again at meeting n + 2, which starts after
+// everyone's flag n + 1, which is set after slot n was read: so one wait a meeting is enough.
+// Meeting numbers live in device memory, so that captured graphs replay. Waits end at a deadline,
+// or when an earlier wait of this rank failed; the failure is written to host memory and reported
+// by the next synchronize.
 
 #include <cstddef>
 #include <cstdint>
@@ -24,10 +26,11 @@ enum class Collective : uint32_t { barrier = 1, all_gather, tree_reduce, broadca
 
 // A member's memory for one group, exported to the other members.
 struct GroupMemory {
-  // [lane][sender]: signature in the high half, meeting number in the low half. Written by the sender.
+  // [lane][sender]: signature in the high half, meeting number in the low half. Written by the
+  // sender.
   uint64_t flag[kMaxLanes][kMaxMembers];
-  uint32_t meeting[kMaxLanes];  // meetings done; this member alone
-  alignas(256) char staging[1]; // [lane][slot][sender][kTileBytes]
+  uint32_t meeting[kMaxLanes];   // meetings done; this member alone
+  alignas(256) char staging[1];  // [lane][slot][sender][kTileBytes]
 };
 
 constexpr size_t group_memory_bytes(int members) {
@@ -44,8 +47,8 @@ struct WaitFailure {
 struct GroupView {
   GroupMemory* memory[kMaxMembers];  // of every member, as mapped here
   int rank, size;
-  int lanes;                         // blocks a collective may have, the same for all members
-  uint32_t id;                       // names the group in failures
+  int lanes;    // blocks a collective may have, the same for all members
+  uint32_t id;  // names the group in failures
   WaitFailure* failure;
   uint64_t deadline_ns;
 };

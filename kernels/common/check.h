@@ -1,5 +1,6 @@
 #pragma once
-// Every CUDA call and every launch is followed by one of these. Throws rlk::Error "call: CUDA's message (name)".
+// Every CUDA call and every launch is followed by one of these. Throws rlk::Error "call: CUDA's
+// message (name)".
 
 #include <cuda_runtime_api.h>
 
@@ -9,8 +10,9 @@
 
 namespace rlk::cuda {
 
-// What a failed collective left to say; empty while none failed. Set once by the world of CUDA ranks (src/comm/cuda), read
-// whenever the host meets the device: a failed wait lets its stream run on, so that the host can report it.
+// What a failed collective left to say; empty while none failed. Set once by the world of CUDA
+// ranks (src/comm/cuda), read whenever the host meets the device: a failed wait lets its stream run
+// on, so that the host can report it.
 inline std::string (*collective_failure)() = nullptr;
 
 inline void check(cudaError_t status, const char* call) {
@@ -21,7 +23,9 @@ inline void check(cudaError_t status, const char* call) {
               cudaGetErrorName(status) + ")" + (note.empty() ? "" : "; " + note));
 }
 
-inline void check_launch(const char* op) { check(cudaGetLastError(), op); }
+inline void check_launch(const char* op) {
+  check(cudaGetLastError(), op);
+}
 
 // What an op refuses: "rms_norm: D = 12, must be a multiple of 8".
 inline void require(bool ok, const char* op, const std::string& what) {
@@ -29,6 +33,8 @@ inline void require(bool ok, const char* op, const std::string& what) {
     throw Error(std::string(op) + ": " + what);
 }
 
-inline cudaStream_t stream_of(void* stream) { return static_cast<cudaStream_t>(stream); }
+inline cudaStream_t stream_of(void* stream) {
+  return static_cast<cudaStream_t>(stream);
+}
 
 }  // namespace rlk::cuda

@@ -7,7 +7,9 @@
 
 namespace rlk::cuda {
 
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
 
 // Blocks that cover n items of `per_block` each, as a grid's x.
 inline unsigned blocks_for(int64_t n, int64_t per_block) {

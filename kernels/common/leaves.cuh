@@ -1,6 +1,7 @@
 #pragma once
-// Token leaves of weight gradients (R7) on the device. Leaves hold a multiple of 64 rows, so blocks of Rows rows (a divisor of
-// 64) counted from begin[0] are anchored at every leaf's start: a leaf's sum is the chain over its blocks' sums, in order.
+// Token leaves of weight gradients (R7) on the device. Leaves hold a multiple of 64 rows, so blocks
+// of Rows rows (a divisor of 64) counted from begin[0] are anchored at every leaf's start: a leaf's
+// sum is the chain over its blocks' sums, in order.
 
 #include <string>
 
@@ -29,10 +30,14 @@ int64_t leaf_blocks(const Leaves& leaves) {
 template <class Launch>
 void for_leaf_count(const char* op, int count, Launch&& launch) {
   switch (count) {
-    case 1: return launch.template operator()<1>();
-    case 2: return launch.template operator()<2>();
-    case 4: return launch.template operator()<4>();
-    case 8: return launch.template operator()<8>();
+    case 1:
+      return launch.template operator()<1>();
+    case 2:
+      return launch.template operator()<2>();
+    case 4:
+      return launch.template operator()<4>();
+    case 8:
+      return launch.template operator()<8>();
   }
   require(false, op, std::to_string(count) + " parts, must be 1, 2, 4 or 8");
 }

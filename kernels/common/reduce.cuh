@@ -1,6 +1,6 @@
 #pragma once
-// Sums and maxima over a warp and a block in one fixed order: a butterfly over the lanes (an exchange of two addends
-// gives both sides the same bits), then the warps' results in warp order.
+// Sums and maxima over a warp and a block in one fixed order: a butterfly over the lanes (an
+// exchange of two addends gives both sides the same bits), then the warps' results in warp order.
 
 #include <cstdint>
 
@@ -19,7 +19,8 @@ __device__ inline float warp_max(float x) {
   return x;
 }
 
-// All threads get the sum. `scratch` holds Threads/32 values and is free again after the caller's next barrier.
+// All threads get the sum. `scratch` holds Threads/32 values and is free again after the caller's
+// next barrier.
 template <int Threads, class T>
 __device__ inline T block_sum(T x, T* scratch) {
   x = lanes_sum(x);

@@ -1,5 +1,6 @@
 // embedding: one block copies one row from the vocabulary slice that owns the id.
-// embedding_bwd: one block a distinct id; each thread owns four columns and walks the id's tokens in order.
+// embedding_bwd: one block a distinct id; each thread owns four columns and walks the id's tokens
+// in order.
 
 #include "kernels/common/check.h"
 #include "kernels/common/grid.h"

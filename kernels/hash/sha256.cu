@@ -1,7 +1,8 @@
-// sha256_pieces: one thread a piece (a SHA-256 chain is serial), one warp a block, so that few pieces still spread over all
-// SMs. The next 64 bytes are read while the present ones are hashed: 16-byte reads at 64 bytes a step a thread.
-// One warp a scheduler nearly fills the integer pipe (14 instructions a round, 10 a schedule word): about 16,000
-// pieces saturate an H200, fewer run at the latency of one piece. FIPS 180-4.
+// sha256_pieces: one thread a piece (a SHA-256 chain is serial), one warp a block, so that few
+// pieces still spread over all SMs. The next 64 bytes are read while the present ones are hashed:
+// 16-byte reads at 64 bytes a step a thread. One warp a scheduler nearly fills the integer pipe (14
+// instructions a round, 10 a schedule word): about 16,000 pieces saturate an H200, fewer run at the
+// latency of one piece. FIPS 180-4.
 
 #include "kernels/common/check.h"
 #include "kernels/common/grid.h"
@@ -22,8 +23,12 @@ __constant__ uint32_t kRound[64] = {
     0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
     0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
 
-__device__ inline uint32_t rotr(uint32_t x, int n) { return __funnelshift_r(x, x, n); }
-__device__ inline uint32_t big_endian(uint32_t x) { return __byte_perm(x, 0, 0x0123); }
+__device__ inline uint32_t rotr(uint32_t x, int n) {
+  return __funnelshift_r(x, x, n);
+}
+__device__ inline uint32_t big_endian(uint32_t x) {
+  return __byte_perm(x, 0, 0x0123);
+}
 
 struct State {
   uint32_t h[8];
@@ -64,7 +69,9 @@ struct Block {
   uint4 part[4];
 };
 
-__device__ inline Block load_block(const uint4* p) { return {{p[0], p[1], p[2], p[3]}}; }
+__device__ inline Block load_block(const uint4* p) {
+  return {{p[0], p[1], p[2], p[3]}};
+}
 
 __device__ inline void to_words(const Block& b, uint32_t (&w)[16]) {
 #pragma unroll

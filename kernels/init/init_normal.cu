@@ -1,5 +1,5 @@
-// init_normal: a thread a Philox block of four words, which is two Box-Muller pairs: element 4q is the first radius times the
-// cosine, 4q + 1 times the sine, 4q + 2 and 4q + 3 the second pair's.
+// init_normal: a thread a Philox block of four words, which is two Box-Muller pairs: element 4q is
+// the first radius times the cosine, 4q + 1 times the sine, 4q + 2 and 4q + 3 the second pair's.
 
 #include "kernels/common/check.h"
 #include "kernels/common/grid.h"

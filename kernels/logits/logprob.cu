@@ -1,6 +1,7 @@
-// logprob_stats: one block of 256 lanes a (row, virtual slice); a lane holds vectors lane, lane + 256, ... of eight
-// logits in registers, so that the slice is read once. Sum: per lane two chains (even and odd elements, in order), added,
-// then block_sum. logprob_merge: a thread a row, slices ascending. logprob_bwd: elementwise with the same exp_term.
+// logprob_stats: one block of 256 lanes a (row, virtual slice); a lane holds vectors lane, lane +
+// 256, ... of eight logits in registers, so that the slice is read once. Sum: per lane two chains
+// (even and odd elements, in order), added, then block_sum. logprob_merge: a thread a row, slices
+// ascending. logprob_bwd: elementwise with the same exp_term.
 
 #include "kernels/common/check.h"
 #include "kernels/common/grid.h"

@@ -1,7 +1,7 @@
-// sample: a cluster of 8 blocks a row, each over an eighth of the row's columns. A token's score depends on its own logit
-// and counter alone and ties go to the lower id, so the partition cannot change the result. Nor can skipping the two
-// logarithms of a token whose cheap upper bound stays below a score that the warp has seen: after the first few tokens
-// that is nearly all of them.
+// sample: a cluster of 8 blocks a row, each over an eighth of the row's columns. A token's score
+// depends on its own logit and counter alone and ties go to the lower id, so the partition cannot
+// change the result. Nor can skipping the two logarithms of a token whose cheap upper bound stays
+// below a score that the warp has seen: after the first few tokens that is nearly all of them.
 
 #include <cooperative_groups.h>
 
@@ -65,7 +65,8 @@ __global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kThreads)
   float seen = kMinusInf;  // the warp's best score
   const int first = part * share;
   // Whole warps stay in the loop: they share `seen`.
-  for (int base_vector = first + threadIdx.x / 32 * 32; base_vector < last; base_vector += kThreads) {
+  for (int base_vector = first + threadIdx.x / 32 * 32; base_vector < last;
+       base_vector += kThreads) {
     const int vector = base_vector + threadIdx.x % 32;
     const bool active = vector < last;
     float value[8];
@@ -118,7 +119,9 @@ __global__ void __launch_bounds__(256) sample_merge_kernel(SampleMergeArgs a) {
 
 }  // namespace
 
-size_t sample_workspace(const SampleArgs&) { return 0; }
+size_t sample_workspace(const SampleArgs&) {
+  return 0;
+}
 
 void sample(Stream stream, const SampleArgs& a) {
   const LogitsView& v = a.logits;

@@ -1,12 +1,13 @@
-// logits_support: exact top-k and top-p thresholds by counting. bf16 has 65,536 values, so a row's distinct values are a
-// histogram, and the support depends on the counts alone.
+// logits_support: exact top-k and top-p thresholds by counting. bf16 has 65,536 values, so a row's
+// distinct values are a histogram, and the support depends on the counts alone.
 //
-// A cluster of two blocks a row; the first counts the values >= 0 (-0 among them), the second the negative ones, each in
-// 32,768 counters of its shared memory, ordered by descending value. Both read the whole row (the second read comes from
-// L2). Integer atomics in shared memory: sums of integers have no order.
-// Thread i owns counters [32i, 32i + 32): its mass is a chain in descending order, in fp64; the threads' masses are summed by
-// a fixed scan, first block, then second block. Top-k: the value at which the cumulative count reaches k. Top-p: the first value
-// of what top-k left at which the cumulative mass reaches top_p times the total.
+// A cluster of two blocks a row; the first counts the values >= 0 (-0 among them), the second the
+// negative ones, each in 32,768 counters of its shared memory, ordered by descending value. Both
+// read the whole row (the second read comes from L2). Integer atomics in shared memory: sums of
+// integers have no order. Thread i owns counters [32i, 32i + 32): its mass is a chain in descending
+// order, in fp64; the threads' masses are summed by a fixed scan, first block, then second block.
+// Top-k: the value at which the cumulative count reaches k. Top-p: the first value of what top-k
+// left at which the cumulative mass reaches top_p times the total.
 
 #include <cooperative_groups.h>
 
@@ -24,8 +25,8 @@ namespace cg = cooperative_groups;
 
 constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / 32;
-constexpr int kRun = 32;             // counters a thread
-constexpr int kStride = kRun + 1;    // in words: a warp's threads read different banks
+constexpr int kRun = 32;           // counters a thread
+constexpr int kStride = kRun + 1;  // in words: a warp's threads read different banks
 constexpr int kCounterBytes = kThreads * kStride * 4;
 constexpr uint32_t kInfBits = 0x7f80;
 constexpr uint32_t kMagnitude = 0x7fff;
@@ -34,13 +35,14 @@ constexpr int kNone = 0x7fffffff;
 // What the two blocks tell each other.
 struct Exchange {
   uint32_t count[2];
-  int first[2];      // position of the largest value, kNone when the half is empty
+  int first[2];  // position of the largest value, kNone when the half is empty
   double mass[2];
   uint32_t kth_key;  // 0 unless top-k cuts
-  int found;         // position in the first block where top-p is reached, kNone when it is not there
+  int found;  // position in the first block where top-p is reached, kNone when it is not there
 };
 
-// Exclusive prefix over the block's threads; `total` to all. Warp scans, then a scan of the warps' totals.
+// Exclusive prefix over the block's threads; `total` to all. Warp scans, then a scan of the warps'
+// totals.
 template <class T>
 __device__ inline T block_prefix(T x, T* scratch, T& total) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -86,14 +88,17 @@ struct Half {
   }
 };
 
-__device__ inline int counter_at(int position) { return position + position / kRun; }
+__device__ inline int counter_at(int position) {
+  return position + position / kRun;
+}
 
 __device__ inline void count_row(const LogitsView& v, int64_t t, bool negative, uint32_t* counter) {
   const bf16* x = v.x + t * v.ld;
   const int real = static_cast<int>(min(v.vocab, v.slices * v.slice_rows));
   const uint32_t flip = negative ? 0 : kMagnitude;
   const auto count = [&](uint32_t bits) {
-    if ((bits > 0x8000u) == negative) atomicAdd(&counter[counter_at((bits & kMagnitude) ^ flip)], 1u);
+    if ((bits > 0x8000u) == negative)
+      atomicAdd(&counter[counter_at((bits & kMagnitude) ^ flip)], 1u);
   };
   constexpr int kBatch = 4;  // loads in flight a thread
   for (int first = threadIdx.x * 8; first < real; first += kThreads * 8 * kBatch) {
@@ -115,7 +120,8 @@ __device__ inline void count_row(const LogitsView& v, int64_t t, bool negative, 
   }
 }
 
-// Whether this thread's share of every second stretch of the row, from stretch `rank` on, holds a NaN.
+// Whether this thread's share of every second stretch of the row, from stretch `rank` on, holds a
+// NaN.
 __device__ inline bool has_nan(const LogitsView& v, int64_t t, int rank) {
   const bf16* x = v.x + t * v.ld;
   const int real = static_cast<int>(min(v.vocab, v.slices * v.slice_rows));
@@ -247,7 +253,9 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads)
 
 }  // namespace
 
-size_t support_workspace(const SupportArgs&) { return 0; }
+size_t support_workspace(const SupportArgs&) {
+  return 0;
+}
 
 void logits_support(Stream stream, const SupportArgs& a) {
   const LogitsView& v = a.logits;

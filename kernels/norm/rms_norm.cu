@@ -1,6 +1,7 @@
-// rms_norm and its backward: one block of 256 lanes a row; a lane holds the row's 16-byte vectors lane, lane + 256, ...
-// in registers, so that the row is read once. Row sums: a chain over a lane's elements in order, then block_sum.
-// rms_norm_wgrad: blocks of 64 rows (leaves.cuh), a chain each; then the blocks of a leaf in order, then the tree.
+// rms_norm and its backward: one block of 256 lanes a row; a lane holds the row's 16-byte vectors
+// lane, lane + 256, ... in registers, so that the row is read once. Row sums: a chain over a lane's
+// elements in order, then block_sum. rms_norm_wgrad: blocks of 64 rows (leaves.cuh), a chain each;
+// then the blocks of a leaf in order, then the tree.
 
 #include "kernels/common/check.h"
 #include "kernels/common/grid.h"
@@ -143,10 +144,14 @@ void for_vectors(const char* op, int64_t D, Launch&& launch) {
   require(D > 0 && D % 8 == 0 && D <= kMaxVectors * kThreads * 8, op,
           "D = " + std::to_string(D) + ", must be a multiple of 8 and at most 8192");
   switch (ceil_div(D, kThreads * 8)) {
-    case 1: return launch.template operator()<1>();
-    case 2: return launch.template operator()<2>();
-    case 3: return launch.template operator()<3>();
-    default: return launch.template operator()<4>();
+    case 1:
+      return launch.template operator()<1>();
+    case 2:
+      return launch.template operator()<2>();
+    case 3:
+      return launch.template operator()<3>();
+    default:
+      return launch.template operator()<4>();
   }
 }
 
@@ -186,8 +191,7 @@ void rms_norm_wgrad(Stream stream, const RmsNormWgradArgs& a) {
     check_launch("rms_norm_wgrad");
   }
   for_leaf_count("rms_norm_wgrad", a.leaves.count, [&]<int Count>() {
-    wgrad_leaves_kernel<Count>
-        <<<blocks_for(a.D, 32), Count * 32, 0, stream_of(stream)>>>(a, part);
+    wgrad_leaves_kernel<Count><<<blocks_for(a.D, 32), Count * 32, 0, stream_of(stream)>>>(a, part);
   });
   check_launch("rms_norm_wgrad");
 }

@@ -54,8 +54,8 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(AdamWArgs a) {
   }
 }
 
-// One block a tile. Thread i takes elements 4i..4i+3 of every run of 1024, one fp64 chain each (products are exact
-// there), joined as (0+1)+(2+3), then block_sum.
+// One block a tile. Thread i takes elements 4i..4i+3 of every run of 1024, one fp64 chain each
+// (products are exact there), joined as (0+1)+(2+3), then block_sum.
 __global__ void __launch_bounds__(kThreads) sum_squares_kernel(SumSquaresArgs a) {
   __shared__ double scratch[kThreads / 32];
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kNormTile;
@@ -137,9 +137,9 @@ __global__ void __launch_bounds__(kThreads) tree_add_kernel(TreeAddArgs a) {
 
 void adamw(Stream stream, const AdamWArgs& a) {
   if (a.n == 0) return;
-  require(aligned(a.master) && aligned(a.m) && aligned(a.v) && aligned(a.grad) &&
-              aligned(a.weight, 8),
-          "adamw", "arrays must be 16-byte aligned");
+  require(
+      aligned(a.master) && aligned(a.m) && aligned(a.v) && aligned(a.grad) && aligned(a.weight, 8),
+      "adamw", "arrays must be 16-byte aligned");
   adamw_kernel<<<blocks_for(a.n, kThreads * 4), kThreads, 0, stream_of(stream)>>>(a);
   check_launch("adamw");
 }

@@ -1,10 +1,11 @@
 // qk_norm_rope and its backward, kv_write.
 //
-// A head's row is held by Dh/8 lanes ("a group"): lane j has elements 4j..4j+3 of the lower half and the same of the
-// upper half, the pairs that RoPE rotates. Sums over a head: a chain over the lane's lower, then upper elements; then
-// the butterfly over the group. A group walks over several heads of one token, so cos and sin are read once.
-// Backward: a block takes 16 rows counted from the leaf's start and one virtual slice; weight gradients are a chain over
-// each group's (row, head) items in order, groups in order, then blocks of a leaf in order.
+// A head's row is held by Dh/8 lanes ("a group"): lane j has elements 4j..4j+3 of the lower half
+// and the same of the upper half, the pairs that RoPE rotates. Sums over a head: a chain over the
+// lane's lower, then upper elements; then the butterfly over the group. A group walks over several
+// heads of one token, so cos and sin are read once. Backward: a block takes 16 rows counted from
+// the leaf's start and one virtual slice; weight gradients are a chain over each group's (row,
+// head) items in order, groups in order, then blocks of a leaf in order.
 
 #include "kernels/common/check.h"
 #include "kernels/common/grid.h"
@@ -205,7 +206,8 @@ __global__ void __launch_bounds__(kThreads, 4)
   const RawPairs wq = load_raw<Dh>(a.q_weight, lane), wk = load_raw<Dh>(a.k_weight, lane);
   Pairs dw[2] = {};
 
-  // A group's items: (row, head) pairs group, group + kGroups, ... The next item is in flight while one is worked on.
+  // A group's items: (row, head) pairs group, group + kGroups, ... The next item is in flight while
+  // one is worked on.
   struct Item {
     RawPairs x, g;
     int32_t position;
@@ -215,8 +217,8 @@ __global__ void __launch_bounds__(kThreads, 4)
     const bf16* g = head < a.hq           ? a.dq + (rank_slice * a.hq + head) * Dh
                     : head < a.hq + a.hkv ? a.dk + (rank_slice * a.hkv + head - a.hq) * Dh
                                           : a.dv + (rank_slice * a.hkv + head - a.hq - a.hkv) * Dh;
-    return Item{load_raw<Dh>(a.qkv + (rank_slice * local + head) * Dh, lane),
-                load_raw<Dh>(g, lane), a.position[t]};
+    return Item{load_raw<Dh>(a.qkv + (rank_slice * local + head) * Dh, lane), load_raw<Dh>(g, lane),
+                a.position[t]};
   };
   int row = group / local, head = group % local;
   Item next = load(min(row, kRows - 1), head);
@@ -315,11 +317,16 @@ __global__ void __launch_bounds__(kThreads) kv_write_kernel(KvWriteArgs a, KvCac
 template <class Launch>
 void for_head_dim(const char* op, int Dh, Launch&& launch) {
   switch (Dh) {
-    case 16: return launch.template operator()<16>();
-    case 32: return launch.template operator()<32>();
-    case 64: return launch.template operator()<64>();
-    case 128: return launch.template operator()<128>();
-    case 256: return launch.template operator()<256>();
+    case 16:
+      return launch.template operator()<16>();
+    case 32:
+      return launch.template operator()<32>();
+    case 64:
+      return launch.template operator()<64>();
+    case 128:
+      return launch.template operator()<128>();
+    case 256:
+      return launch.template operator()<256>();
   }
   require(false, op, "Dh = " + std::to_string(Dh) + ", must be 16, 32, 64, 128 or 256");
 }

@@ -1,4 +1,5 @@
-// gather_rows, scatter_rows: one warp a row, words of 16 bytes where row length and pointers allow, else of 4.
+// gather_rows, scatter_rows: one warp a row, words of 16 bytes where row length and pointers allow,
+// else of 4.
 
 #include "kernels/common/check.h"
 #include "kernels/common/grid.h"

@@ -71,8 +71,8 @@ void swiglu(Stream stream, const SwigluArgs& a) {
 
 void swiglu_bwd(Stream stream, const SwigluBwdArgs& a) {
   if (a.T == 0) return;
-  swiglu_bwd_kernel<<<grid_for("swiglu_bwd", a.T, a.fs, a.slices), kThreads, 0, stream_of(stream)>>>(
-      a);
+  swiglu_bwd_kernel<<<grid_for("swiglu_bwd", a.T, a.fs, a.slices), kThreads, 0,
+                      stream_of(stream)>>>(a);
   check_launch("swiglu_bwd");
 }
 

@@ -1,10 +1,11 @@
 #pragma once
-// The kernel benchmark's frame: cases, device buffers with random contents, and what runs them. A family of ops adds a
-// cases_*.cpp with a function that appends its cases, and one line in case_list (cuda/harness.cpp).
+// The kernel benchmark's frame: cases, device buffers with random contents, and what runs them. A
+// family of ops adds a cases_*.cpp with a function that appends its cases, and one line in
+// case_list (cuda/harness.cpp).
 //
-// A case is made when its turn comes (its buffers live as long as it), run once and verified, then timed: a graph of one run a
-// buffer set, replayed; sets together exceed the L2, so no run finds its inputs there. The median replay over the number
-// of sets is the case's time.
+// A case is made when its turn comes (its buffers live as long as it), run once and verified, then
+// timed: a graph of one run a buffer set, replayed; sets together exceed the L2, so no run finds
+// its inputs there. The median replay over the number of sets is the case's time.
 
 #include <cstdint>
 #include <functional>
@@ -30,7 +31,7 @@ class Buffers {
   T* array(int64_t n) {
     return static_cast<T*>(bytes(static_cast<size_t>(n) * sizeof(T)));
   }
-  bf16* normal(int64_t n, float std = 1.0f);         // filled on the device by init_normal
+  bf16* normal(int64_t n, float std = 1.0f);  // filled on the device by init_normal
   float* normal_f32(int64_t n, float std = 1.0f);
   template <class T>
   T* copy_of(const std::vector<T>& host) {

@@ -1,4 +1,5 @@
-// bench_kernels [FILTER [CSV [LIBRARY]]]: `rlk bench` alone, for machines that get one small program.
+// bench_kernels [FILTER [CSV [LIBRARY]]]: `rlk bench` alone, for machines that get one small
+// program.
 
 #include <cstdio>
 #include <exception>

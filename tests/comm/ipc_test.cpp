@@ -1,6 +1,8 @@
-// Collectives of CUDA ranks. Each test forks its ranks (the parent never touches CUDA); rank r runs on device r mod devices,
-// so all layouts run on one GPU too (under MPS at speed). A rank's failure is its exit code and its words on stderr.
+// Collectives of CUDA ranks. Each test forks its ranks (the parent never touches CUDA); rank r runs
+// on device r mod devices, so all layouts run on one GPU too (under MPS at speed). A rank's failure
+// is its exit code and its words on stderr.
 
+#include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -17,8 +19,6 @@
 #include "kernels/common/check.h"
 #include "rlk/comm/world.h"
 #include "rlk/device/ops.h"
-
-#include <cuda_runtime_api.h>
 
 namespace rlk {
 namespace {
@@ -127,11 +127,13 @@ class Ipc : public ::testing::Test {
 };
 
 uint8_t byte_of(int rank, size_t i, int round) {
-  return static_cast<uint8_t>(i * 131 + static_cast<size_t>(rank) * 17 + static_cast<size_t>(round) * 29 + 7);
+  return static_cast<uint8_t>(i * 131 + static_cast<size_t>(rank) * 17 +
+                              static_cast<size_t>(round) * 29 + 7);
 }
 
 float value_of(int rank, size_t i, int round) {
-  const uint32_t mixed = static_cast<uint32_t>(mix64(i * 8 + static_cast<size_t>(rank) + static_cast<size_t>(round) * 977));
+  const uint32_t mixed = static_cast<uint32_t>(
+      mix64(i * 8 + static_cast<size_t>(rank) + static_cast<size_t>(round) * 977));
   return static_cast<float>(static_cast<int32_t>(mixed)) * 0x1p-28f;
 }
 
@@ -216,7 +218,8 @@ void graphs(const Rank& r) {
     for (size_t i = 0; i < got.size(); ++i) {
       float part[8];
       for (int m = 0; m < r.size; ++m) part[m] = value_of(m, i % kN, round);
-      expect(got[i] == tree(part, r.size), "replay " + std::to_string(round) + ": element " + std::to_string(i));
+      expect(got[i] == tree(part, r.size),
+             "replay " + std::to_string(round) + ": element " + std::to_string(i));
     }
   }
   r.ops.graph_destroy(graph);
@@ -230,22 +233,39 @@ void pairs_and_peers(const Rank& r) {
   r.set(shared, std::vector<float>(256, static_cast<float>(r.rank)));
   everyone->barrier(r.stream);
   for (int m = 0; m < r.size; ++m)
-    expect(r.get(static_cast<const float*>(everyone->peer(m, shared)), 256)[255] == static_cast<float>(m), "peer");
+    expect(r.get(static_cast<const float*>(everyone->peer(m, shared)), 256)[255] ==
+               static_cast<float>(m),
+           "peer");
   auto* out = r.array<float>(512);
   pair->all_gather(r.stream, shared, out, 1024);
   const auto got = r.get(out, 512);
-  expect(got[0] == static_cast<float>(first) && got[256] == static_cast<float>(first + 1), "pair gather");
+  expect(got[0] == static_cast<float>(first) && got[256] == static_cast<float>(first + 1),
+         "pair gather");
   everyone->barrier(r.stream);
   r.ops.synchronize(r.stream);
 }
 
-TEST_F(Ipc, TwoRanksGatherAndBroadcast) { all_pass(2, gathers); }
-TEST_F(Ipc, EightRanksGatherAndBroadcast) { all_pass(8, gathers); }
-TEST_F(Ipc, TwoRanksReduceByTheTree) { all_pass(2, reductions); }
-TEST_F(Ipc, FourRanksReduceByTheTree) { all_pass(4, reductions); }
-TEST_F(Ipc, EightRanksReduceByTheTree) { all_pass(8, reductions); }
-TEST_F(Ipc, CapturedCollectivesReplay) { all_pass(8, graphs); }
-TEST_F(Ipc, GroupsAreIndependentAndPeersReadable) { all_pass(4, pairs_and_peers); }
+TEST_F(Ipc, TwoRanksGatherAndBroadcast) {
+  all_pass(2, gathers);
+}
+TEST_F(Ipc, EightRanksGatherAndBroadcast) {
+  all_pass(8, gathers);
+}
+TEST_F(Ipc, TwoRanksReduceByTheTree) {
+  all_pass(2, reductions);
+}
+TEST_F(Ipc, FourRanksReduceByTheTree) {
+  all_pass(4, reductions);
+}
+TEST_F(Ipc, EightRanksReduceByTheTree) {
+  all_pass(8, reductions);
+}
+TEST_F(Ipc, CapturedCollectivesReplay) {
+  all_pass(8, graphs);
+}
+TEST_F(Ipc, GroupsAreIndependentAndPeersReadable) {
+  all_pass(4, pairs_and_peers);
+}
 
 // The message that synchronize throws on `rank`, "" when it does not throw.
 std::string message(const Rank& r) {
@@ -281,13 +301,15 @@ TEST_F(Ipc, DifferentCollectivesAreNamed) {
   EXPECT_EQ(all, std::vector<int>({0, 0}));
 }
 
-// Not a claim: prints microseconds a collective in a graph of 50, median of 11 replays.
+// Not a claim, so disabled: prints microseconds a collective in a graph of 50 (10 for the largest),
+// median of 15 replays.
 void timings(const Rank& r) {
   const auto group = r.world.group(r.everyone(), "all");
   constexpr int64_t kMost = 8 << 20;
   auto* in = r.array<float>(kMost / 4);
   auto* out = r.array<float>(kMost / 4 * r.size);
-  const auto time = [&](const char* name, size_t bytes, int runs, const std::function<void()>& call) {
+  const auto time = [&](const char* name, size_t bytes, int runs,
+                        const std::function<void()>& call) {
     r.ops.capture_begin(r.stream);
     for (int i = 0; i < runs; ++i) call();
     const Graph graph = r.ops.capture_end(r.stream);
@@ -298,24 +320,31 @@ void timings(const Rank& r) {
       const auto begin = std::chrono::steady_clock::now();
       r.ops.graph_launch(r.stream, graph);
       r.ops.synchronize(r.stream);
-      us.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count() / runs);
+      us.push_back(
+          std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin)
+              .count() /
+          runs);
     }
     r.ops.graph_destroy(graph);
     std::nth_element(us.begin(), us.begin() + 7, us.end());
-    if (r.rank == 0) std::printf("ranks %d %-12s %8zu bytes %8.2f us\n", r.size, name, bytes, us[7]);
+    if (r.rank == 0)
+      std::printf("ranks %d %-12s %8zu bytes %8.2f us\n", r.size, name, bytes, us[7]);
   };
   time("barrier", 0, 50, [&] { group->barrier(r.stream); });
   for (size_t bytes : {size_t{8} << 10, size_t{64} << 10, size_t{1} << 20, size_t{8} << 20}) {
     const int runs = bytes > (1 << 20) ? 10 : 50;
     time("all_gather", bytes, runs, [&] { group->all_gather(r.stream, in, out, bytes); });
-    time("tree_reduce", bytes, runs, [&] {
-      group->tree_reduce(r.stream, in, out, static_cast<int64_t>(bytes / 4), false);
-    });
+    time("tree_reduce", bytes, runs,
+         [&] { group->tree_reduce(r.stream, in, out, static_cast<int64_t>(bytes / 4), false); });
   }
 }
 
-TEST_F(Ipc, TwoRankTimings) { all_pass(2, timings); }
-TEST_F(Ipc, EightRankTimings) { all_pass(8, timings); }
+TEST_F(Ipc, DISABLED_TwoRankTimings) {
+  all_pass(2, timings);
+}
+TEST_F(Ipc, DISABLED_EightRankTimings) {
+  all_pass(8, timings);
+}
 
 }  // namespace
 }  // namespace rlk

@@ -34,9 +34,7 @@ struct Inputs {
     threshold = b.array<uint32_t>(T);
     error = b.array<int32_t>(1);
   }
-  SupportArgs support() const {
-    return {view, inv_temp, top_p, top_k, threshold, error, nullptr};
-  }
+  SupportArgs support() const { return {view, inv_temp, top_p, top_k, threshold, error, nullptr}; }
 };
 
 // The first rows on the host, for the CPU backend.
@@ -59,7 +57,8 @@ struct HostInputs {
     threshold.resize(static_cast<size_t>(view.T));
   }
   void support(const Ops& cpu) {
-    SupportArgs a{view, inv_temp.data(), top_p.data(), top_k.data(), threshold.data(), &error, nullptr};
+    SupportArgs a{view,   inv_temp.data(), top_p.data(), top_k.data(), threshold.data(),
+                  &error, nullptr};
     std::vector<char> work(cpu.support_workspace(a) + 1);
     a.workspace = work.data();
     cpu.logits_support(nullptr, a);
@@ -77,8 +76,8 @@ Case support(Buffers& b, int64_t T, float p, int32_t k) {
     const auto got = b.host(in.threshold, h.view.T);
     for (size_t t = 0; t < got.size(); ++t) {
       if (got[t] != h.threshold[t])
-        return "row " + std::to_string(t) + ": threshold " + std::to_string(got[t]) + ", expected " +
-               std::to_string(h.threshold[t]);
+        return "row " + std::to_string(t) + ": threshold " + std::to_string(got[t]) +
+               ", expected " + std::to_string(h.threshold[t]);
     }
     return std::string();
   };
@@ -106,9 +105,11 @@ Case logprob(Buffers& b, int64_t T, float p) {
     const size_t n = static_cast<size_t>(h.view.T);
     std::vector<SliceStats> host_stats(n * kSlices);
     std::vector<float> want(n), want_lse(n);
-    cpu_ops(4).logprob_stats(nullptr, {h.view, h.inv_temp.data(), cut ? h.threshold.data() : nullptr,
-                                       h.target.data(), host_stats.data(), &h.error});
-    cpu_ops(4).logprob_merge(nullptr, {host_stats.data(), 1, h.view.T, want.data(), want_lse.data()});
+    cpu_ops(4).logprob_stats(
+        nullptr, {h.view, h.inv_temp.data(), cut ? h.threshold.data() : nullptr, h.target.data(),
+                  host_stats.data(), &h.error});
+    cpu_ops(4).logprob_merge(nullptr,
+                             {host_stats.data(), 1, h.view.T, want.data(), want_lse.data()});
     const std::string miss = compare("lse", b.host(lse, h.view.T), want_lse, 1e-6f, 1.0f);
     return miss.empty() ? compare("logp", b.host(logp, h.view.T), want, 2e-6f, 10.0f) : miss;
   };
@@ -160,8 +161,8 @@ Case sample(Buffers& b, int64_t T, float p) {
     HostInputs h(b, in);
     if (cut) h.support(cpu_ops(4));
     std::vector<Candidate> want(static_cast<size_t>(h.view.T));
-    SampleArgs a{h.view, h.inv_temp.data(), cut ? h.threshold.data() : nullptr, keys.data(),
-                 want.data(), nullptr};
+    SampleArgs a{h.view,      h.inv_temp.data(), cut ? h.threshold.data() : nullptr,
+                 keys.data(), want.data(),       nullptr};
     std::vector<char> work(cpu_ops(4).sample_workspace(a) + 1);
     a.workspace = work.data();
     cpu_ops(4).sample(nullptr, a);

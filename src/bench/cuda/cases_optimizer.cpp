@@ -142,12 +142,16 @@ void add_optimizer_cases(std::vector<NamedCase>& cases) {
   constexpr int64_t kLarge = int64_t{1} << 28;
   cases.push_back({"adamw", "n=268M", [](Buffers& b) { return adamw(b, kLarge); }});
   cases.push_back({"sum_squares", "n=268M", [](Buffers& b) { return sum_squares(b, kLarge); }});
-  cases.push_back({"tree_add", "n=67M 8 parts f32", [](Buffers& b) { return tree_add(b, kLarge / 4, true); }});
-  cases.push_back({"tree_add", "n=67M 8 parts bf16", [](Buffers& b) { return tree_add(b, kLarge / 4, false); }});
+  cases.push_back(
+      {"tree_add", "n=67M 8 parts f32", [](Buffers& b) { return tree_add(b, kLarge / 4, true); }});
+  cases.push_back({"tree_add", "n=67M 8 parts bf16",
+                   [](Buffers& b) { return tree_add(b, kLarge / 4, false); }});
   cases.push_back({"cast", "n=268M", [](Buffers& b) { return cast(b, kLarge); }});
   cases.push_back({"init_normal", "n=268M", [](Buffers& b) { return init_normal(b, kLarge); }});
-  for (const auto& [gib, kib] : {std::pair<int64_t, int64_t>{2, 1024}, {8, 1024}, {16, 1024}, {2, 256}, {2, 64}}) {
-    cases.push_back({"sha256_pieces", std::to_string(gib) + " GiB in pieces of " + std::to_string(kib) + " KiB",
+  for (const auto& [gib, kib] :
+       {std::pair<int64_t, int64_t>{2, 1024}, {8, 1024}, {16, 1024}, {2, 256}, {2, 64}}) {
+    cases.push_back({"sha256_pieces",
+                     std::to_string(gib) + " GiB in pieces of " + std::to_string(kib) + " KiB",
                      [gib, kib](Buffers& b) { return sha256(b, gib << 30, kib << 10); }});
   }
 }

@@ -10,10 +10,12 @@ namespace {
 constexpr int64_t kD = 4096, kF = 12288;
 constexpr int kHeads = 32, kKvHeads = 8, kDh = 128;
 constexpr int64_t kCheckedRows = 16;
-constexpr float kBf16 = 0x1p-7f;  // one unit in the last place: the backends' exp and sums differ in fp32
+constexpr float kBf16 =
+    0x1p-7f;  // one unit in the last place: the backends' exp and sums differ in fp32
 
-const Ops& cpu() { return cpu_ops(4); }
-
+const Ops& cpu() {
+  return cpu_ops(4);
+}
 
 Case rms_norm(Buffers& b, int64_t T, bool residual) {
   Case c;
@@ -27,8 +29,15 @@ Case rms_norm(Buffers& b, int64_t T, bool residual) {
   bf16* y = b.array<bf16>(T * kD * c.sets);
   const auto args = [=](int set) {
     const int64_t at = set * T * kD;
-    return RmsNormArgs{x + at, residual ? delta + at : nullptr, residual ? x_out + at : nullptr, w,
-                       y + at, nullptr, T, kD, 1e-6f};
+    return RmsNormArgs{x + at,
+                       residual ? delta + at : nullptr,
+                       residual ? x_out + at : nullptr,
+                       w,
+                       y + at,
+                       nullptr,
+                       T,
+                       kD,
+                       1e-6f};
   };
   c.run = [&b, args](Stream s, int set) { b.ops().rms_norm(s, args(set)); };
   c.verify = [&b, args, T] {
@@ -276,8 +285,8 @@ Case swiglu(Buffers& b, int64_t T, bool backward) {
   bf16* d = backward ? b.array<bf16>(T * 2 * kF * c.sets) : nullptr;
   c.run = [=, &b](Stream s, int set) {
     if (backward)
-      b.ops().swiglu_bwd(s, {gate_up + set * T * 2 * kF, act + set * T * kF, d + set * T * 2 * kF, T,
-                             kF / kSlices, kSlices});
+      b.ops().swiglu_bwd(s, {gate_up + set * T * 2 * kF, act + set * T * kF, d + set * T * 2 * kF,
+                             T, kF / kSlices, kSlices});
     else
       b.ops().swiglu(s, {gate_up + set * T * 2 * kF, act + set * T * kF, T, kF / kSlices, kSlices});
   };
@@ -333,7 +342,8 @@ void add_row_cases(std::vector<NamedCase>& cases) {
   add("rms_norm", 4096, [](Buffers& b) { return rms_norm(b, 4096, false); });
   add("rms_norm_bwd", 4096, [](Buffers& b) { return rms_norm_bwd(b, 4096); });
   add("rms_norm_wgrad", 8192, [](Buffers& b) { return rms_norm_wgrad(b, 8192); });
-  for (int64_t T : {8, 4096}) add("qk_norm_rope", T, [T](Buffers& b) { return qk_norm_rope(b, T); });
+  for (int64_t T : {8, 4096})
+    add("qk_norm_rope", T, [T](Buffers& b) { return qk_norm_rope(b, T); });
   add("qk_norm_rope_bwd", 4096, [](Buffers& b) { return qk_norm_rope_bwd(b, 4096); });
   for (int64_t T : {8, 4096}) add("swiglu", T, [T](Buffers& b) { return swiglu(b, T, false); });
   add("swiglu_bwd", 4096, [](Buffers& b) { return swiglu(b, 4096, true); });

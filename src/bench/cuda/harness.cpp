@@ -42,7 +42,9 @@ class Event {
   ~Event() { (void)cudaEventDestroy(event_); }
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
-  void record(Stream stream) { check(cudaEventRecord(event_, stream_of(stream)), "cudaEventRecord"); }
+  void record(Stream stream) {
+    check(cudaEventRecord(event_, stream_of(stream)), "cudaEventRecord");
+  }
   double ms_since(const Event& start) const {
     check(cudaEventSynchronize(event_), "cudaEventSynchronize");
     float ms = 0;
@@ -91,7 +93,8 @@ double time_case(const Ops& ops, Stream stream, const Case& c, const Run& run) {
   return ms[ms.size() / 2] * 1e3 / (c.sets * rounds);
 }
 
-// GB/s, read plus write, of a large device copy. Not in a graph: there a copy is left to a copy engine, which is slower.
+// GB/s, read plus write, of a large device copy. Not in a graph: there a copy is left to a copy
+// engine, which is slower.
 double copy_ceiling(const Ops& ops, Stream stream) {
   Buffers buffers(ops);
   constexpr int64_t kBytes = int64_t{1} << 30;
@@ -130,8 +133,9 @@ std::string device_line(int device) {
         "cudaDeviceGetAttribute");
   const BuildInfo& build = build_info();
   std::ostringstream text;
-  text << p.name << ", " << p.multiProcessorCount << " SMs, up to " << clock_khz / 1000 << " MHz, memory "
-       << memory_khz / 1000 << " MHz, revision " << build.revision << (build.dirty ? " (dirty)" : "");
+  text << p.name << ", " << p.multiProcessorCount << " SMs, up to " << clock_khz / 1000
+       << " MHz, memory " << memory_khz / 1000 << " MHz, revision " << build.revision
+       << (build.dirty ? " (dirty)" : "");
   return text.str();
 }
 
@@ -139,7 +143,8 @@ void print(const Row& r) {
   std::printf("%-20s %-34s %10.2f us", r.op.c_str(), r.shape.c_str(), r.us);
   if (r.tflops > 0) std::printf(" %8.1f TFLOP/s", r.tflops);
   if (r.gbps > 0) std::printf(" %8.1f GB/s %5.2f x copy", r.gbps, r.of_ceiling);
-  if (r.library_us > 0) std::printf(" %6.2f x library (%.2f us)", r.library_us / r.us, r.library_us);
+  if (r.library_us > 0)
+    std::printf(" %6.2f x library (%.2f us)", r.library_us / r.us, r.library_us);
   std::printf("\n");
   std::fflush(stdout);
 }
@@ -173,7 +178,8 @@ bf16* Buffers::normal(int64_t n, float std) {
   return x;
 }
 
-// Floats whose low halves are random too: a pair of bf16 is one, with the exponent of the high half.
+// Floats whose low halves are random too: a pair of bf16 is one, with the exponent of the high
+// half.
 float* Buffers::normal_f32(int64_t n, float std) {
   bf16* x = normal(2 * n, std);
   return reinterpret_cast<float*>(x);

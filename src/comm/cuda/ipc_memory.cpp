@@ -9,7 +9,8 @@
 namespace rlk {
 namespace {
 
-// Small allocations share a block of the driver's, and one block can be mapped only once: whole blocks each.
+// Small allocations share a block of the driver's, and one block can be mapped only once: whole
+// blocks each.
 constexpr size_t kBlock = size_t{2} << 20;
 
 }  // namespace
@@ -44,7 +45,9 @@ IpcMemory::IpcMemory(Communicator& host, size_t bytes)
   }
 }
 
-IpcMemory::~IpcMemory() { release(); }
+IpcMemory::~IpcMemory() {
+  release();
+}
 
 void IpcMemory::release() {
   for (size_t m = 0; m < at_.size(); ++m) {

@@ -1,5 +1,6 @@
 #pragma once
-// Device memory that the members of a group map from each other. Owned by this rank's side; not copied. One thread.
+// Device memory that the members of a group map from each other. Owned by this rank's side; not
+// copied. One thread.
 
 #include <cstddef>
 #include <vector>
@@ -10,7 +11,8 @@ namespace rlk {
 
 class IpcMemory {
  public:
-  // Allocates `bytes` zeroed on the current device and maps the same of every member. Collective over `host`'s members.
+  // Allocates `bytes` zeroed on the current device and maps the same of every member. Collective
+  // over `host`'s members.
   IpcMemory(Communicator& host, size_t bytes);
   ~IpcMemory();
   IpcMemory(const IpcMemory&) = delete;

@@ -1,4 +1,5 @@
-// World and communicators of CUDA ranks on one host: memory over CUDA IPC, meetings by kernels/collective.
+// World and communicators of CUDA ranks on one host: memory over CUDA IPC, meetings by
+// kernels/collective.
 
 #include <cuda_runtime_api.h>
 
@@ -29,15 +30,20 @@ FailureLog failure_log;
 
 const char* kind_name(uint32_t kind) {
   switch (static_cast<cuda::Collective>(kind)) {
-    case cuda::Collective::barrier: return "barrier";
-    case cuda::Collective::all_gather: return "all_gather";
-    case cuda::Collective::tree_reduce: return "tree_reduce";
-    case cuda::Collective::broadcast: return "broadcast";
+    case cuda::Collective::barrier:
+      return "barrier";
+    case cuda::Collective::all_gather:
+      return "all_gather";
+    case cuda::Collective::tree_reduce:
+      return "tree_reduce";
+    case cuda::Collective::broadcast:
+      return "broadcast";
   }
   return "nothing";
 }
 
-// A signature's words: kernels/collective/collective.cu packs kind, variant and size in 16-byte units.
+// A signature's words: kernels/collective/collective.cu packs kind, variant and size in 16-byte
+// units.
 std::string describe(uint32_t signature) {
   return std::string(kind_name(signature >> 28)) + " of " +
          std::to_string((signature & 0xffffffu) * 16) + " bytes (variant " +
@@ -52,14 +58,15 @@ std::string read_failure() {
   }
   const WaitFailure& f = *failure_log.record;
   const int member = failure_log.members[f.group][f.member];
-  const std::string place = "rank " + std::to_string(failure_log.rank) + ": " + describe(f.signature) +
-                            ", meeting " + std::to_string(f.meeting) + " of lane " +
-                            std::to_string(f.lane) + " of group " + failure_log.group[f.group];
+  const std::string place = "rank " + std::to_string(failure_log.rank) + ": " +
+                            describe(f.signature) + ", meeting " + std::to_string(f.meeting) +
+                            " of lane " + std::to_string(f.lane) + " of group " +
+                            failure_log.group[f.group];
   if (f.set == 2)
     return place + ": does not match rank " + std::to_string(member) + ": " +
            describe(f.seen_signature);
-  return place + ": no arrival in time of rank " + std::to_string(member) + " (last seen at meeting " +
-         std::to_string(f.seen_meeting) + ")";
+  return place + ": no arrival in time of rank " + std::to_string(member) +
+         " (last seen at meeting " + std::to_string(f.seen_meeting) + ")";
 }
 
 class IpcCommunicator final : public Communicator {
@@ -114,8 +121,9 @@ class IpcCommunicator final : public Communicator {
  private:
   static void copy(Stream stream, void* to, const void* from, size_t bytes) {
     if (bytes > 0)
-      cuda::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, cuda::stream_of(stream)),
-                  "cudaMemcpyAsync");
+      cuda::check(
+          cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, cuda::stream_of(stream)),
+          "cudaMemcpyAsync");
   }
 
   IpcMemory memory_;
@@ -151,9 +159,9 @@ class IpcWorld final : public World {
     const size_t aligned = (bytes + 255) / 256 * 256;
     if (aligned < bytes || aligned > arena_.bytes() - used_)
       throw Error("rank " + std::to_string(rank_) +
-                  ": shared device arena is full: " + std::to_string(bytes) +
-                  " bytes asked for, " + std::to_string(arena_.bytes() - used_) + " of " +
-                  std::to_string(arena_.bytes()) + " left");
+                  ": shared device arena is full: " + std::to_string(bytes) + " bytes asked for, " +
+                  std::to_string(arena_.bytes() - used_) + " of " + std::to_string(arena_.bytes()) +
+                  " left");
     void* here = static_cast<char*>(arena_.mine()) + used_;
     used_ += aligned;
     return here;
@@ -183,8 +191,9 @@ class IpcWorld final : public World {
     return all;
   }
 
-  // Blocks that wait hold their multiprocessor's registers. Where ranks share a GPU, the blocks of all waiting ranks together must
-  // leave multiprocessors on which the one they wait for can run a kernel that needs a whole one.
+  // Blocks that wait hold their multiprocessor's registers. Where ranks share a GPU, the blocks of
+  // all waiting ranks together must leave multiprocessors on which the one they wait for can run a
+  // kernel that needs a whole one.
   static int most_ranks_on_a_gpu(Communicator& everyone) {
     int device = 0;
     cudaDeviceProp own{};
@@ -194,9 +203,10 @@ class IpcWorld final : public World {
     everyone.all_gather(nullptr, &own.uuid, ids.data(), sizeof own.uuid);
     int most = 0;
     for (const cudaUUID_t& id : ids)
-      most = std::max(most, static_cast<int>(std::count_if(ids.begin(), ids.end(), [&](const auto& other) {
-        return std::memcmp(&id, &other, sizeof id) == 0;
-      })));
+      most = std::max(
+          most, static_cast<int>(std::count_if(ids.begin(), ids.end(), [&](const auto& other) {
+            return std::memcmp(&id, &other, sizeof id) == 0;
+          })));
     return most;
   }
 

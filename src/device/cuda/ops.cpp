@@ -1,5 +1,7 @@
 // The CUDA backend's table, memory, streams and graphs. One device a process.
 
+#include "rlk/device/ops.h"
+
 #include <cuda_runtime_api.h>
 
 #include <cstring>
@@ -7,7 +9,6 @@
 
 #include "kernels/common/check.h"
 #include "kernels/launchers.h"
-#include "rlk/device/ops.h"
 
 namespace rlk {
 namespace {
@@ -28,7 +29,9 @@ void* alloc(size_t bytes) {
   return memory;
 }
 
-void release(void* memory) { check(cudaFree(memory), "cudaFree"); }
+void release(void* memory) {
+  check(cudaFree(memory), "cudaFree");
+}
 
 void copy(Stream stream, void* to, const void* from, size_t bytes) {
   if (bytes == 0) return;
@@ -43,7 +46,8 @@ void zero(Stream stream, void* memory, size_t bytes) {
 void synchronize(Stream stream) {
   check(cudaStreamSynchronize(stream_of(stream)), "cudaStreamSynchronize");
   if (cuda::collective_failure == nullptr) return;
-  if (const std::string failure = cuda::collective_failure(); !failure.empty()) throw Error(failure);
+  if (const std::string failure = cuda::collective_failure(); !failure.empty())
+    throw Error(failure);
 }
 
 Stream stream_create() {
@@ -63,7 +67,9 @@ void* alloc_host(size_t bytes) {
   return memory;
 }
 
-void free_host(void* memory) { check(cudaFreeHost(memory), "cudaFreeHost"); }
+void free_host(void* memory) {
+  check(cudaFreeHost(memory), "cudaFreeHost");
+}
 
 void capture_begin(Stream stream) {
   check(cudaStreamBeginCapture(stream_of(stream), cudaStreamCaptureModeThreadLocal),
