@@ -63,8 +63,13 @@ bool surely_nfc(std::string_view text) {
   return true;
 }
 
+// U+11A7 lies just before the trailing jamo. utf8proc takes it for one and drops it behind a Hangul
+// syllable.
+constexpr char32_t kBeforeTrailingJamo = 0x11A7;
+
 // Code points that the reference NFC does not know stand alone: they neither move nor combine.
 bool inert(char32_t c) {
+  if (c == kBeforeTrailingJamo) return true;
   const auto* end = std::end(kInertInNfc);
   const auto* range =
       std::lower_bound(std::begin(kInertInNfc), end, c,

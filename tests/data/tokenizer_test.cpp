@@ -65,6 +65,12 @@ TEST(Tokenizer, AddedTokensAreMatchedLongestFirstAndNeverNormalized) {
   EXPECT_EQ(longer.decode(std::vector<int32_t>{450, 500, 7777, -1}), "<think>x");  // 450: a hole
 }
 
+TEST(Tokenizer, NormalizationKeepsTheCodePointBeforeTheTrailingJamo) {
+  // U+1100 U+1161 compose to U+AC00; U+11A7 composes with nothing, U+11A8 does.
+  EXPECT_EQ(tiny().decode(tiny().encode("\u1100\u1161\u11a7")), "\uac00\u11a7");
+  EXPECT_EQ(tiny().decode(tiny().encode("\u1100\u1161\u11a8")), "\uac01");
+}
+
 TEST(Tokenizer, StreamingGivesTheSameTextAsDecodingAtOnce) {
   const std::string text = "né 日本 👩‍👩‍👧 \\boxed{7}";
   std::vector<int32_t> ids = tiny().encode(text);
