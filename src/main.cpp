@@ -1,3 +1,5 @@
 #include "rlk/cli/cli.h"
 
-int main(int argc, char** argv) { return rlk::cli_main(argc, argv); }
+int main(int argc, char** argv) {
+  return rlk::cli_main(argc, argv);
+}

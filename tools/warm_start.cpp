@@ -1,10 +1,12 @@
-// Makes profiles/tiny/model.safetensors: random weights, then cross-entropy on the task's worked solutions with rlk's own
-// trainer, for a fixed number of updates. The same bytes on every machine (docs/numerics.md, R8).
+// Makes profiles/tiny/model.safetensors: random weights, then cross-entropy on the task's worked
+// solutions with rlk's own trainer, for a fixed number of updates. The same bytes on every machine
+// (docs/numerics.md, R8).
 //
-// A share of the demonstrations carries a wrong result. So the model ranks right answers above wrong ones better than it
-// samples them, which is what reinforcement learning can put right.
+// A share of the demonstrations carries a wrong result. So the model ranks right answers above
+// wrong ones better than it samples them, which is what reinforcement learning can put right.
 //
-//   build/cpu/tools/warm_start --dir profiles/tiny        (profiles/tiny/make runs it after the data scripts)
+//   build/cpu/tools/warm_start --dir profiles/tiny        (profiles/tiny/make runs it after the
+//   data scripts)
 
 #include <unistd.h>
 
@@ -53,9 +55,12 @@ TensorReader random_weights(const Ops& ops, const std::vector<TensorSpec>& tenso
       if (t.vector)
         std::fill(to, to + cols, to_bf16(1.0f));
       else
-        ops.init_normal(nullptr, {.w = to + r * cols, .n = cols,
-                                  .first = (row0 + r) * t.cols + col0, .seed = seed,
-                                  .tensor = index, .std = 0.02f});
+        ops.init_normal(nullptr, {.w = to + r * cols,
+                                  .n = cols,
+                                  .first = (row0 + r) * t.cols + col0,
+                                  .seed = seed,
+                                  .tensor = index,
+                                  .std = 0.02f});
   };
 }
 
@@ -72,13 +77,19 @@ class WarmStart {
         tokenizer_(s.dir / "tokenizer.json"),
         prompts_(s.dir / "prompts.jsonl", {.chat_template = false}, tokenizer_),
         weights_(config_, *world_, kAlone, true),
-        context_{.attention = &ops_, .ffn = &ops_, .logp = &ops_, .stream = nullptr,
-                 .tp = tp_.get(), .config = config_, .rope = rope_.data(), .trace = nullptr} {
+        context_{.attention = &ops_,
+                 .ffn = &ops_,
+                 .logp = &ops_,
+                 .stream = nullptr,
+                 .tp = tp_.get(),
+                 .config = config_,
+                 .rope = rope_.data(),
+                 .trace = nullptr} {
     weights_.load(ops_, random_weights(ops_, weights_.tensors(), s.seed));
     TrainerOptions t{};
     t.topology = kAlone;
-    t.adamw = {.lr = s.lr, .beta1 = 0.9, .beta2 = 0.98, .eps = 1e-8, .weight_decay = 0.01,
-               .clip_grad = 1};
+    t.adamw = {
+        .lr = s.lr, .beta1 = 0.9, .beta2 = 0.98, .eps = 1e-8, .weight_decay = 0.01, .clip_grad = 1};
     t.temperature = t.top_p = 1;
     t.top_k = -1;
     t.super_batch_tokens = 65536;
@@ -152,7 +163,9 @@ class WarmStart {
   double accuracy(float temperature) {
     std::vector<GenerateRequest> requests;
     for (int64_t row : rows_of_step(99, 0, prompts_.rows(), 256))
-      requests.push_back({.prompt_index = row, .sample_index = 0, .prompt = prompts_.tokens(row),
+      requests.push_back({.prompt_index = row,
+                          .sample_index = 0,
+                          .prompt = prompts_.tokens(row),
                           .max_new = 32,
                           .sampling = {.temperature = temperature}});
     const auto results = engine_->generate(weights_.view({0, 8}), requests, 7, 0);

@@ -9,7 +9,8 @@
 namespace rlk {
 namespace {
 
-// ln 2 and pi/2 in two and three parts: the leading ones have trailing zero bits, so that k * part is exact.
+// ln 2 and pi/2 in two and three parts: the leading ones have trailing zero bits, so that k * part
+// is exact.
 constexpr double kLn2Hi = 0x1.62e42fefa0000p-1, kLn2Lo = 0x1.cf79abc9e3b3ap-40;
 constexpr double kPio2Hi = 0x1.921fb50000000p+0, kPio2Mid = 0x1.110b460000000p-26,
                  kPio2Lo = 0x1.1a62633145c07p-54;
@@ -47,8 +48,8 @@ double strict_log(double x) {
   // log m = 2 atanh(s), s = (m-1)/(m+1), |s| <= 0.172.
   const double s = (m - 1.0) / (m + 1.0), z = s * s;
   double p = 1.0 / 23.0;
-  for (double c : {1.0 / 21.0, 1.0 / 19.0, 1.0 / 17.0, 1.0 / 15.0, 1.0 / 13.0, 1.0 / 11.0, 1.0 / 9.0,
-                   1.0 / 7.0, 1.0 / 5.0, 1.0 / 3.0})
+  for (double c : {1.0 / 21.0, 1.0 / 19.0, 1.0 / 17.0, 1.0 / 15.0, 1.0 / 13.0, 1.0 / 11.0,
+                   1.0 / 9.0, 1.0 / 7.0, 1.0 / 5.0, 1.0 / 3.0})
     p = std::fma(p, z, c);
   const double log_m = std::fma(2.0 * s * z, p, 2.0 * s);
   return std::fma(exponent, kLn2Hi, std::fma(exponent, kLn2Lo, log_m));
@@ -59,8 +60,8 @@ void strict_sincos(double x, double* sine, double* cosine) {
   const double r = std::fma(-k, kPio2Lo, std::fma(-k, kPio2Mid, std::fma(-k, kPio2Hi, x)));
   const double z = r * r;
   double s = -1.0 / 1307674368000.0;  // r^15
-  for (double c : {1.0 / 6227020800.0, -1.0 / 39916800.0, 1.0 / 362880.0, -1.0 / 5040.0, 1.0 / 120.0,
-                   -1.0 / 6.0})
+  for (double c : {1.0 / 6227020800.0, -1.0 / 39916800.0, 1.0 / 362880.0, -1.0 / 5040.0,
+                   1.0 / 120.0, -1.0 / 6.0})
     s = std::fma(s, z, c);
   const double sin_r = std::fma(s * z, r, r);
   double q = 1.0 / 20922789888000.0;  // r^16
@@ -69,10 +70,22 @@ void strict_sincos(double x, double* sine, double* cosine) {
     q = std::fma(q, z, c);
   const double cos_r = std::fma(q, z, 1.0);
   switch (static_cast<int64_t>(k) & 3) {
-    case 0: *sine = sin_r; *cosine = cos_r; break;
-    case 1: *sine = cos_r; *cosine = -sin_r; break;
-    case 2: *sine = -sin_r; *cosine = -cos_r; break;
-    default: *sine = -cos_r; *cosine = sin_r; break;
+    case 0:
+      *sine = sin_r;
+      *cosine = cos_r;
+      break;
+    case 1:
+      *sine = cos_r;
+      *cosine = -sin_r;
+      break;
+    case 2:
+      *sine = -sin_r;
+      *cosine = -cos_r;
+      break;
+    default:
+      *sine = -cos_r;
+      *cosine = sin_r;
+      break;
   }
 }
 

@@ -59,9 +59,11 @@ struct Case {
   int sets = 1;
   double bytes = 0;  // the fewest that device memory must move; 0: not judged by bytes
   double flops = 0;  // 0: not judged by them
-  double warm_ms = 30;  // of replays before the timed ones; matrix work settles at the power limit later
+  double warm_ms =
+      30;  // of replays before the timed ones; matrix work settles at the power limit later
   std::function<void(Stream, int set)> run;
-  std::function<void(Stream, int set)> library;  // the vendor's, on the same buffers, timed beside it; may be empty
+  std::function<void(Stream, int set)>
+      library;  // the vendor's, on the same buffers, timed beside it; may be empty
   std::function<std::string()> verify;  // after run(stream, 0): empty when right
 };
 

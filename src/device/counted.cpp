@@ -11,7 +11,6 @@ constexpr int kKinds = 2, kMaxOps = 64;
 Ops targets[kKinds];
 std::array<uint64_t, kMaxOps> calls[kKinds];
 
-
 template <auto Member, int Index, int Kind, class Args>
 void thunk(Stream stream, const Args& args) {
   ++calls[Kind][Index];
@@ -23,14 +22,37 @@ void install(void (*Ops::*)(Stream, const Args&), Ops& table, int kind) {
   table.*Member = kind == 0 ? thunk<Member, Index, 0, Args> : thunk<Member, Index, 1, Args>;
 }
 
-constexpr const char* kNames[] = {
-    "gemm",          "gemm_dgrad",       "gemm_wgrad",        "embedding",       "embedding_bwd",
-    "rms_norm",      "rms_norm_bwd",     "rms_norm_wgrad",    "qk_norm_rope",    "qk_norm_rope_bwd",
-    "kv_write",      "swiglu",           "swiglu_bwd",        "attention",       "attention_delta",
-    "attention_bwd_dq", "attention_bwd_dkv", "logits_support", "logprob_stats",  "logprob_merge",
-    "logprob_bwd",   "sample",           "sample_merge",      "adamw",           "sum_squares",
-    "tree_add",      "sha256_pieces",    "init_normal",       "cast",            "gather_rows",
-    "scatter_rows"};
+constexpr const char* kNames[] = {"gemm",
+                                  "gemm_dgrad",
+                                  "gemm_wgrad",
+                                  "embedding",
+                                  "embedding_bwd",
+                                  "rms_norm",
+                                  "rms_norm_bwd",
+                                  "rms_norm_wgrad",
+                                  "qk_norm_rope",
+                                  "qk_norm_rope_bwd",
+                                  "kv_write",
+                                  "swiglu",
+                                  "swiglu_bwd",
+                                  "attention",
+                                  "attention_delta",
+                                  "attention_bwd_dq",
+                                  "attention_bwd_dkv",
+                                  "logits_support",
+                                  "logprob_stats",
+                                  "logprob_merge",
+                                  "logprob_bwd",
+                                  "sample",
+                                  "sample_merge",
+                                  "adamw",
+                                  "sum_squares",
+                                  "tree_add",
+                                  "sha256_pieces",
+                                  "init_normal",
+                                  "cast",
+                                  "gather_rows",
+                                  "scatter_rows"};
 
 template <auto... Members>
 struct Table {

@@ -10,14 +10,17 @@ namespace rlk {
 
 #ifndef RLK_CUDA
 
-GpuHost gpu_host() { return {}; }
+GpuHost gpu_host() {
+  return {};
+}
 
 #else
 
 namespace {
 
-// NVML comes with the driver, so a host without GPUs lacks it, and not every CUDA toolkit has its header: loaded at run time, with
-// the few parts of its C interface that are used here (NVML API reference, stable since driver 510).
+// NVML comes with the driver, so a host without GPUs lacks it, and not every CUDA toolkit has its
+// header: loaded at run time, with the few parts of its C interface that are used here (NVML API
+// reference, stable since driver 510).
 using Status = int;
 using Device = struct nvmlDevice_st*;
 constexpr Status kSuccess = 0, kNotSupported = 3;

@@ -27,8 +27,8 @@ CpExchange::Pair carve_pair(Carve& c, const ModelConfig& m, int64_t T, int n) {
 
 template <class T>
 const T* shifted(const T* p, const void* from, const char* to) {
-  return reinterpret_cast<const T*>(to + (reinterpret_cast<const char*>(p) -
-                                          static_cast<const char*>(from)));
+  return reinterpret_cast<const T*>(
+      to + (reinterpret_cast<const char*>(p) - static_cast<const char*>(from)));
 }
 
 }  // namespace
@@ -72,21 +72,26 @@ const char* CpExchange::gather(const void* begin, int64_t bytes) const {
 }
 
 void CpExchange::place(const void* rows, void* to, int member, int64_t row_bytes) const {
-  ctx_.attention->scatter_rows(ctx_.stream, {.x = rows, .y = to, .index = map_.row[member],
-                                             .rows = map_.T, .row_bytes = row_bytes});
+  ctx_.attention->scatter_rows(
+      ctx_.stream,
+      {.x = rows, .y = to, .index = map_.row[member], .rows = map_.T, .row_bytes = row_bytes});
 }
 
 void CpExchange::publish(const LayerActs& a, const KvCache& cache) const {
   const int64_t KH = slices_ * ctx_.config.hkv(), Dh = ctx_.config.Dh;
-  const int64_t bytes = reinterpret_cast<const char*>(a.v + map_.T * KH * Dh) -
-                        reinterpret_cast<const char*>(a.k);
+  const int64_t bytes =
+      reinterpret_cast<const char*>(a.v + map_.T * KH * Dh) - reinterpret_cast<const char*>(a.k);
   const char* all = gather(a.k, bytes);
   for (int r = 0; r < cp_.size(); ++r) {
     const char* part = all + r * bytes;
-    ctx_.attention->kv_write(
-        ctx_.stream, {.k = shifted(a.k, a.k, part), .v = shifted(a.v, a.k, part), .cache = &cache,
-                      .seq = map_.seq[r], .position = map_.position[r], .T = map_.T,
-                      .KH = static_cast<int>(KH), .Dh = static_cast<int>(Dh)});
+    ctx_.attention->kv_write(ctx_.stream, {.k = shifted(a.k, a.k, part),
+                                           .v = shifted(a.v, a.k, part),
+                                           .cache = &cache,
+                                           .seq = map_.seq[r],
+                                           .position = map_.position[r],
+                                           .T = map_.T,
+                                           .KH = static_cast<int>(KH),
+                                           .Dh = static_cast<int>(Dh)});
   }
 }
 

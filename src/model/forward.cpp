@@ -8,7 +8,8 @@
 namespace rlk {
 namespace {
 
-// Names the output of the op just called. A layer's outputs are traced under the same name in both engines.
+// Names the output of the op just called. A layer's outputs are traced under the same name in both
+// engines.
 void trace(const Context& ctx, const char* op, int layer, const void* data, int64_t slice_bytes,
            Topology::Range range) {
   if (!ctx.trace) return;
@@ -43,8 +44,17 @@ LayerActs carve_acts(Carve& c, const ModelConfig& m, int64_t T, int n, bool trai
 // Column-parallel projection: whole rows in, this rank's output slices out.
 void column_parallel(const Context& ctx, const Ops& ops, const bf16* x, const bf16* w, bf16* y,
                      int64_t T, int64_t N, int64_t K) {
-  ops.gemm(ctx.stream, {.x = x, .w = w, .y = y, .T = T, .N = N, .ks = K / kSlices,
-                        .slices = kSlices, .ldx = K, .w_slice = K / kSlices, .ldw = K, .ldy = N,
+  ops.gemm(ctx.stream, {.x = x,
+                        .w = w,
+                        .y = y,
+                        .T = T,
+                        .N = N,
+                        .ks = K / kSlices,
+                        .slices = kSlices,
+                        .ldx = K,
+                        .w_slice = K / kSlices,
+                        .ldw = K,
+                        .ldy = N,
                         .out_f32 = false});
 }
 
@@ -80,8 +90,12 @@ std::vector<float> rope_table(const ModelConfig& m, int64_t positions) {
 }
 
 void embed(const Context& ctx, const WeightsView& w, const Batch& b, bf16* x) {
-  EmbeddingArgs args{.slice = {}, .slice_rows = ctx.config.vocab_slice(), .ids = b.ids, .y = x,
-                     .T = b.T, .D = ctx.config.D};
+  EmbeddingArgs args{.slice = {},
+                     .slice_rows = ctx.config.vocab_slice(),
+                     .ids = b.ids,
+                     .y = x,
+                     .T = b.T,
+                     .D = ctx.config.D};
   for (int s = 0; s < kSlices; ++s) args.slice[s] = w.embed[s];
   ctx.ffn->embedding(ctx.stream, args);
   trace(ctx, "embedding", -1, x, ctx.config.D * 2, kReplicated);
@@ -92,8 +106,17 @@ void row_parallel(const Context& ctx, const Ops& ops, const bf16* x, const bf16*
   const int64_t N = ctx.config.D;
   const bool whole = ctx.tp->size() == 1;
   void* y = whole ? static_cast<void*>(scratch.delta) : scratch.partial;
-  ops.gemm(ctx.stream, {.x = x, .w = w, .y = y, .T = T, .N = N, .ks = ks, .slices = slices,
-                        .ldx = slices * ks, .w_slice = N * ks, .ldw = ks, .ldy = N,
+  ops.gemm(ctx.stream, {.x = x,
+                        .w = w,
+                        .y = y,
+                        .T = T,
+                        .N = N,
+                        .ks = ks,
+                        .slices = slices,
+                        .ldx = slices * ks,
+                        .w_slice = N * ks,
+                        .ldw = ks,
+                        .ldy = N,
                         .out_f32 = !whole});
   if (!whole) ctx.tp->tree_reduce(ctx.stream, scratch.partial, scratch.delta, T * N, false);
 }
@@ -110,26 +133,52 @@ void forward_layer(const Context& ctx, const WeightsView& view, int layer, const
   const int hq = static_cast<int>(m.hq()), hkv = static_cast<int>(m.hkv()),
             Dh = static_cast<int>(m.Dh);
 
-  attn.rms_norm(s, {.x = previous ? previous : a.x, .delta = previous ? scratch.delta : nullptr,
-                    .x_out = previous ? a.x : nullptr, .w = w.input_norm, .y = a.y1,
-                    .rstd = a.rstd1, .T = b.T, .D = m.D, .eps = m.rms_eps});
+  attn.rms_norm(s, {.x = previous ? previous : a.x,
+                    .delta = previous ? scratch.delta : nullptr,
+                    .x_out = previous ? a.x : nullptr,
+                    .w = w.input_norm,
+                    .y = a.y1,
+                    .rstd = a.rstd1,
+                    .T = b.T,
+                    .D = m.D,
+                    .eps = m.rms_eps});
   trace(ctx, "residual", layer, a.x, m.D * 2, kReplicated);
   trace(ctx, "input_norm", layer, a.y1, m.D * 2, kReplicated);
 
   column_parallel(ctx, attn, a.y1, w.qkv, a.qkv, b.T, n * m.qkv_slice(), m.D);
   trace(ctx, "qkv", layer, a.qkv, m.qkv_slice() * 2, range);
 
-  attn.qk_norm_rope(s, {.qkv = a.qkv, .q_weight = w.q_norm, .k_weight = w.k_norm,
-                        .position = b.position, .rope = ctx.rope, .q = a.q,
-                        .k = publish ? a.k : nullptr, .v = publish ? a.v : nullptr,
-                        .cache = publish ? nullptr : &cache, .seq = publish ? nullptr : b.seq,
-                        .T = b.T, .slices = n, .hq = hq, .hkv = hkv, .Dh = Dh, .eps = m.rms_eps});
+  attn.qk_norm_rope(s, {.qkv = a.qkv,
+                        .q_weight = w.q_norm,
+                        .k_weight = w.k_norm,
+                        .position = b.position,
+                        .rope = ctx.rope,
+                        .q = a.q,
+                        .k = publish ? a.k : nullptr,
+                        .v = publish ? a.v : nullptr,
+                        .cache = publish ? nullptr : &cache,
+                        .seq = publish ? nullptr : b.seq,
+                        .T = b.T,
+                        .slices = n,
+                        .hq = hq,
+                        .hkv = hkv,
+                        .Dh = Dh,
+                        .eps = m.rms_eps});
   trace(ctx, "rope", layer, a.q, m.attn_slice() * 2, range);
   if (publish) publish(a);
 
-  attn.attention(s, {.q = a.q, .cache = cache, .segments = b.segments, .n_segments = b.n_segments,
-                     .max_len = b.max_len, .max_context = b.max_context, .o = a.o, .lse = a.lse,
-                     .T = b.T, .H = n * hq, .KH = n * hkv, .Dh = Dh,
+  attn.attention(s, {.q = a.q,
+                     .cache = cache,
+                     .segments = b.segments,
+                     .n_segments = b.n_segments,
+                     .max_len = b.max_len,
+                     .max_context = b.max_context,
+                     .o = a.o,
+                     .lse = a.lse,
+                     .T = b.T,
+                     .H = n * hq,
+                     .KH = n * hkv,
+                     .Dh = Dh,
                      .scale = 1.0f / std::sqrt(static_cast<float>(Dh)),
                      .workspace = scratch.attention_workspace});
   trace(ctx, "attention", layer, a.o, m.attn_slice() * 2, range);
@@ -137,8 +186,15 @@ void forward_layer(const Context& ctx, const WeightsView& view, int layer, const
   row_parallel(ctx, attn, a.o, w.o, b.T, m.attn_slice(), n, scratch);
   trace(ctx, "o_proj", layer, scratch.delta, m.D * 2, kReplicated);
 
-  attn.rms_norm(s, {.x = a.x, .delta = scratch.delta, .x_out = a.x_mid, .w = w.post_norm,
-                    .y = a.y2, .rstd = a.rstd2, .T = b.T, .D = m.D, .eps = m.rms_eps});
+  attn.rms_norm(s, {.x = a.x,
+                    .delta = scratch.delta,
+                    .x_out = a.x_mid,
+                    .w = w.post_norm,
+                    .y = a.y2,
+                    .rstd = a.rstd2,
+                    .T = b.T,
+                    .D = m.D,
+                    .eps = m.rms_eps});
   trace(ctx, "post_norm", layer, a.y2, m.D * 2, kReplicated);
 
   column_parallel(ctx, ffn, a.y2, w.gate_up, a.gate_up, b.T, n * 2 * m.ffn_slice(), m.D);

@@ -11,14 +11,24 @@ namespace {
 
 LogitsView local_view(const Context& ctx, const WeightsView& w, const HeadActs& a, int64_t R) {
   const int64_t vs = ctx.config.vocab_slice();
-  return {.x = a.logits, .T = R, .ld = w.range.count * vs, .slice_rows = vs,
-          .first_slice = w.range.first, .slices = w.range.count, .vocab = ctx.config.vocab};
+  return {.x = a.logits,
+          .T = R,
+          .ld = w.range.count * vs,
+          .slice_rows = vs,
+          .first_slice = w.range.first,
+          .slices = w.range.count,
+          .vocab = ctx.config.vocab};
 }
 
 LogitsView full_view(const Context& ctx, const bf16* full, int64_t R) {
   const int64_t vs = ctx.config.vocab_slice();
-  return {.x = full, .T = R, .ld = kSlices * vs, .slice_rows = vs, .first_slice = 0,
-          .slices = kSlices, .vocab = ctx.config.vocab};
+  return {.x = full,
+          .T = R,
+          .ld = kSlices * vs,
+          .slice_rows = vs,
+          .first_slice = 0,
+          .slices = kSlices,
+          .vocab = ctx.config.vocab};
 }
 
 HeadActs carve_head(Carve& c, const Context& ctx, int64_t R, int n, bool limited) {
@@ -45,11 +55,18 @@ HeadActs carve_head(Carve& c, const Context& ctx, int64_t R, int n, bool limited
   a.logp = c.take<float>(R);
   a.lse = c.take<float>(R);
   a.error = c.take<int32_t>(1);
-  const SupportArgs support{.logits = full_view(ctx, nullptr, R), .inv_temp = nullptr,
-                            .top_p = nullptr, .top_k = nullptr, .threshold = nullptr,
-                            .error = nullptr, .workspace = nullptr};
-  const SampleArgs sample{.logits = full_view(ctx, nullptr, R), .inv_temp = nullptr,
-                          .threshold = nullptr, .keys = nullptr, .best = nullptr,
+  const SupportArgs support{.logits = full_view(ctx, nullptr, R),
+                            .inv_temp = nullptr,
+                            .top_p = nullptr,
+                            .top_k = nullptr,
+                            .threshold = nullptr,
+                            .error = nullptr,
+                            .workspace = nullptr};
+  const SampleArgs sample{.logits = full_view(ctx, nullptr, R),
+                          .inv_temp = nullptr,
+                          .threshold = nullptr,
+                          .keys = nullptr,
+                          .best = nullptr,
                           .workspace = nullptr};
   const size_t workspace = std::max(limited ? ctx.logp->support_workspace(support) : 0,
                                     ctx.logp->sample_workspace(sample));
@@ -94,22 +111,45 @@ void head_logits(const Context& ctx, const WeightsView& w, const bf16* x_mid, co
   const int64_t columns = w.range.count * m.vocab_slice();
   ops.gather_rows(s, {.x = x_mid, .y = a.x_mid, .index = index, .rows = R, .row_bytes = m.D * 2});
   ops.gather_rows(s, {.x = delta, .y = a.delta, .index = index, .rows = R, .row_bytes = m.D * 2});
-  ops.rms_norm(s, {.x = a.x_mid, .delta = a.delta, .x_out = a.x, .w = w.final_norm, .y = a.y,
-                   .rstd = a.rstd, .T = R, .D = m.D, .eps = m.rms_eps});
+  ops.rms_norm(s, {.x = a.x_mid,
+                   .delta = a.delta,
+                   .x_out = a.x,
+                   .w = w.final_norm,
+                   .y = a.y,
+                   .rstd = a.rstd,
+                   .T = R,
+                   .D = m.D,
+                   .eps = m.rms_eps});
   trace_rows(ctx, "final_norm", a.y, m.D * 2, -1, 1);
-  ops.gemm(s, {.x = a.y, .w = w.head, .y = a.logits, .T = R, .N = columns, .ks = m.D / kSlices,
-               .slices = kSlices, .ldx = m.D, .w_slice = m.D / kSlices, .ldw = m.D, .ldy = columns,
+  ops.gemm(s, {.x = a.y,
+               .w = w.head,
+               .y = a.logits,
+               .T = R,
+               .N = columns,
+               .ks = m.D / kSlices,
+               .slices = kSlices,
+               .ldx = m.D,
+               .w_slice = m.D / kSlices,
+               .ldw = m.D,
+               .ldy = columns,
                .out_f32 = false});
   trace_rows(ctx, "logits", a.logits, m.vocab_slice() * 2, w.range.first, w.range.count);
   if (!sampling.limited) return;
   if (ctx.tp->size() > 1) {
     ctx.tp->all_gather(s, a.logits, a.parts, static_cast<size_t>(R * columns * 2));
-    ops.scatter_rows(s, {.x = a.parts, .y = a.full, .index = a.full_row,
-                         .rows = R * ctx.tp->size(), .row_bytes = columns * 2});
+    ops.scatter_rows(s, {.x = a.parts,
+                         .y = a.full,
+                         .index = a.full_row,
+                         .rows = R * ctx.tp->size(),
+                         .row_bytes = columns * 2});
   }
-  ops.logits_support(s, {.logits = full_view(ctx, a.full, R), .inv_temp = sampling.logp_inv_temp,
-                         .top_p = sampling.top_p, .top_k = sampling.top_k,
-                         .threshold = a.threshold, .error = a.error, .workspace = a.workspace});
+  ops.logits_support(s, {.logits = full_view(ctx, a.full, R),
+                         .inv_temp = sampling.logp_inv_temp,
+                         .top_p = sampling.top_p,
+                         .top_k = sampling.top_k,
+                         .threshold = a.threshold,
+                         .error = a.error,
+                         .workspace = a.workspace});
   trace_rows(ctx, "support", a.threshold, 4, -1, 1);
 }
 
@@ -119,7 +159,9 @@ void head_logprob(const Context& ctx, const WeightsView& w, const int32_t* targe
   ops.logprob_stats(ctx.stream, {.logits = local_view(ctx, w, a, R),
                                  .inv_temp = sampling.logp_inv_temp,
                                  .threshold = sampling.limited ? a.threshold : nullptr,
-                                 .target = target, .stats = a.stats, .error = a.error});
+                                 .target = target,
+                                 .stats = a.stats,
+                                 .error = a.error});
   const SliceStats* all = a.stats;
   if (ctx.tp->size() > 1) {
     ctx.tp->all_gather(ctx.stream, a.stats, a.all_stats, R * w.range.count * sizeof(SliceStats));
@@ -133,9 +175,12 @@ void head_logprob(const Context& ctx, const WeightsView& w, const int32_t* targe
 void head_sample(const Context& ctx, const WeightsView& w, const SampleKey* keys, int64_t R,
                  const RowSampling& sampling, HeadActs& a, int32_t* token) {
   const Ops& ops = *ctx.logp;
-  ops.sample(ctx.stream, {.logits = local_view(ctx, w, a, R), .inv_temp = sampling.inv_temp,
-                          .threshold = sampling.limited ? a.threshold : nullptr, .keys = keys,
-                          .best = a.best, .workspace = a.workspace});
+  ops.sample(ctx.stream, {.logits = local_view(ctx, w, a, R),
+                          .inv_temp = sampling.inv_temp,
+                          .threshold = sampling.limited ? a.threshold : nullptr,
+                          .keys = keys,
+                          .best = a.best,
+                          .workspace = a.workspace});
   const Candidate* all = a.best;
   if (ctx.tp->size() > 1) {
     ctx.tp->all_gather(ctx.stream, a.best, a.all_best, R * sizeof(Candidate));

@@ -8,11 +8,13 @@ namespace rlk {
 namespace {
 
 constexpr int kStorages = static_cast<int>(Storage::head) + 1;
-constexpr Storage kLayerStorages[] = {Storage::input_norm, Storage::qkv,       Storage::q_norm,
-                                      Storage::k_norm,     Storage::o,         Storage::post_norm,
+constexpr Storage kLayerStorages[] = {Storage::input_norm, Storage::qkv, Storage::q_norm,
+                                      Storage::k_norm,     Storage::o,   Storage::post_norm,
                                       Storage::gate_up,    Storage::down};
 
-int64_t aligned(int64_t elements) { return (elements + 127) / 128 * 128; }
+int64_t aligned(int64_t elements) {
+  return (elements + 127) / 128 * 128;
+}
 
 TensorSpec norm(std::string name, Storage storage, int layer, int64_t n) {
   return {std::move(name), storage, layer, Cut::none, 1, n, 1, n, 0, true};
@@ -75,15 +77,16 @@ int64_t storage_slice_elements(const ModelConfig& c, Storage storage) {
 std::vector<TensorSpec> model_tensors(const ModelConfig& c) {
   const int64_t q = c.hq() * c.Dh, kv = c.hkv() * c.Dh, f = c.ffn_slice();
   std::vector<TensorSpec> all;
-  all.push_back(by_rows("model.embed_tokens.weight", Storage::embed, -1, c.vocab, c.D,
-                        c.vocab_slice(), 0));
+  all.push_back(
+      by_rows("model.embed_tokens.weight", Storage::embed, -1, c.vocab, c.D, c.vocab_slice(), 0));
   for (int l = 0; l < c.L; ++l) {
     const std::string p = "model.layers." + std::to_string(l) + ".";
     const std::string attn = p + "self_attn.", mlp = p + "mlp.";
     all.push_back(norm(p + "input_layernorm.weight", Storage::input_norm, l, c.D));
     all.push_back(by_rows(attn + "q_proj.weight", Storage::qkv, l, 8 * q, c.D, q, 0));
     all.push_back(by_rows(attn + "k_proj.weight", Storage::qkv, l, 8 * kv, c.D, kv, q * c.D));
-    all.push_back(by_rows(attn + "v_proj.weight", Storage::qkv, l, 8 * kv, c.D, kv, (q + kv) * c.D));
+    all.push_back(
+        by_rows(attn + "v_proj.weight", Storage::qkv, l, 8 * kv, c.D, kv, (q + kv) * c.D));
     all.push_back(norm(attn + "q_norm.weight", Storage::q_norm, l, c.Dh));
     all.push_back(norm(attn + "k_norm.weight", Storage::k_norm, l, c.Dh));
     all.push_back(by_columns(attn + "o_proj.weight", Storage::o, l, c.D, c.H * c.Dh));
@@ -138,7 +141,8 @@ int64_t ArenaLayout::offset(const TensorSpec& tensor, int local) const {
          slice * storage_slice_elements(config_, tensor.storage) + tensor.offset;
 }
 
-std::vector<Unit> shard_units(const std::vector<TensorSpec>& tensors, Topology::Range range, int cp) {
+std::vector<Unit> shard_units(const std::vector<TensorSpec>& tensors, Topology::Range range,
+                              int cp) {
   std::vector<Unit> units;
   for (int t = 0; t < static_cast<int>(tensors.size()); ++t) {
     const bool sliced = tensors[t].cut != Cut::none;

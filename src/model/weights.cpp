@@ -36,9 +36,9 @@ Weights::Weights(const ModelConfig& config, World& world, const Topology& topolo
       arena_(static_cast<bf16*>(world.arena_alloc(layout_.elements() * sizeof(bf16)))) {}
 
 bf16* Weights::at(const TensorSpec& tensor, int slice) const {
-  RLK_CHECK(tensor.cut == Cut::none ||
-                (slice >= range_.first && slice < range_.first + range_.count),
-            tensor.name, slice, range_.first, range_.count);
+  RLK_CHECK(
+      tensor.cut == Cut::none || (slice >= range_.first && slice < range_.first + range_.count),
+      tensor.name, slice, range_.first, range_.count);
   return arena_ + layout_.offset(tensor, slice - range_.first);
 }
 
@@ -67,8 +67,7 @@ void Weights::load(const Ops& ops, const TensorReader& read) {
 }
 
 WeightsView Weights::view(Topology::Range range) const {
-  RLK_CHECK(range.first >= range_.first &&
-                range.first + range.count <= range_.first + range_.count,
+  RLK_CHECK(range.first >= range_.first && range.first + range.count <= range_.first + range_.count,
             range.first, range.count, range_.first, range_.count);
   auto of = [&](Storage s, int layer) -> const bf16* {
     const int64_t skip =

@@ -192,7 +192,8 @@ void Maker::backend() {
   if (backend == 0) backend = in_.host.cuda_built && !in_.host.gpus.empty() ? 2 : 1;
   plan_.options.backend = backend == 2 ? Backend::cuda : Backend::cpu;
   plan_.ranks_per_gpu = in_.profile->ranks_per_gpu;
-  // One key tile a page where a copy engine moves it; small pages where prompts are short (bits do not depend on it).
+  // One key tile a page where a copy engine moves it; small pages where prompts are short (bits do
+  // not depend on it).
   plan_.page_size = plan_.options.backend == Backend::cuda ? 128 : 16;
   if (plan_.options.backend == Backend::cuda && in_.starting) gpus_are_there();
 }

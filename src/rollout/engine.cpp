@@ -18,8 +18,8 @@ KvCache page_layout(const ModelConfig& m, int slices, int32_t page_size) {
 
 int64_t RolloutEngine::kv_bytes(const ModelConfig& m, const RolloutOptions& options, int rank) {
   const int slices = options.topology.rollout_slices(rank).count;
-  return 2 * m.L * options.pages_per_rank *
-         page_layout(m, slices, options.page_size).page_stride * static_cast<int64_t>(sizeof(bf16));
+  return 2 * m.L * options.pages_per_rank * page_layout(m, slices, options.page_size).page_stride *
+         static_cast<int64_t>(sizeof(bf16));
 }
 
 RolloutEngine::RolloutEngine(const Context& ctx, World& world, const RolloutOptions& options)
@@ -83,7 +83,9 @@ std::vector<int64_t> RolloutEngine::captured_sizes() const {
 }
 
 // Tracing reads every op's output, which a graph does not stop for.
-bool RolloutEngine::uses_graphs() const { return ctx_.ffn->capture_begin && !ctx_.trace; }
+bool RolloutEngine::uses_graphs() const {
+  return ctx_.ffn->capture_begin && !ctx_.trace;
+}
 
 void RolloutEngine::capture_graphs(const WeightsView& view, bool limited,
                                    const std::vector<int32_t>& page_table) {
@@ -123,7 +125,8 @@ std::vector<GenerateResult> RolloutEngine::generate(const WeightsView& view,
                                                     const OnToken& on_token) {
   std::vector<Request> queue;
   for (const GenerateRequest& r : requests) queue.push_back({r.prompt_index, r.prompt, r.max_new});
-  Scheduler scheduler({.cp = cp_->size(), .page_size = options_.page_size,
+  Scheduler scheduler({.cp = cp_->size(),
+                       .page_size = options_.page_size,
                        .pages_per_shard = options_.pages_per_rank,
                        .max_running = options_.max_running,
                        .max_batch_tokens = options_.max_batch_tokens,

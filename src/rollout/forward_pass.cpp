@@ -30,16 +30,22 @@ void ForwardPass::prepare(const StepRows& rows, const std::vector<int32_t>& page
                 top_p = upload_.add(rows.top_p), top_k = upload_.add(rows.top_k),
                 keys = upload_.add(rows.keys);
   upload_.commit(ctx_.stream);
-  batch_ = {.T = T, .ids = upload_.at<int32_t>(ids), .position = upload_.at<int32_t>(position),
-            .seq = upload_.at<int32_t>(seq), .segments = upload_.at<AttentionSegment>(segments),
-            .n_segments = static_cast<int32_t>(rows.segments.size()), .max_len = rows.max_len,
+  batch_ = {.T = T,
+            .ids = upload_.at<int32_t>(ids),
+            .position = upload_.at<int32_t>(position),
+            .seq = upload_.at<int32_t>(seq),
+            .segments = upload_.at<AttentionSegment>(segments),
+            .n_segments = static_cast<int32_t>(rows.segments.size()),
+            .max_len = rows.max_len,
             .max_context = rows.max_context};
   page_table_ = upload_.at<int32_t>(table);
   head_index_ = upload_.at<int32_t>(index);
   keys_ = upload_.at<SampleKey>(keys);
   sampling_ = {.inv_temp = upload_.at<float>(inv_temp),
-               .logp_inv_temp = upload_.at<float>(logp_inv), .top_p = upload_.at<float>(top_p),
-               .top_k = upload_.at<int32_t>(top_k), .limited = rows.limited};
+               .logp_inv_temp = upload_.at<float>(logp_inv),
+               .top_p = upload_.at<float>(top_p),
+               .top_k = upload_.at<int32_t>(top_k),
+               .limited = rows.limited};
 
   const int n = slices_.count;
   layer_ = layer_acts_at(acts_.ensure(layer_acts_bytes(m, T, n, false)), m, T, n, false);
@@ -111,7 +117,8 @@ void ForwardPass::capture(const WeightsView& view, const StepRows& rows,
   graph_ = ctx_.ffn->capture_end(ctx_.stream);
 }
 
-std::vector<Drawn> ForwardPass::replay(const StepRows& rows, const std::vector<int32_t>& page_table) {
+std::vector<Drawn> ForwardPass::replay(const StepRows& rows,
+                                       const std::vector<int32_t>& page_table) {
   RLK_CHECK(graph_ && rows.T() == batch_.T, rows.T(), batch_.T);
   prepare(rows, page_table);  // the same shape: every address stays
   ctx_.ffn->graph_launch(ctx_.stream, graph_);

@@ -1,7 +1,8 @@
 #pragma once
-// One rollout forward pass of a rank: device buffers, the upload of a step's rows, and the ops from embedding to drawn tokens. A
-// pass is used for any rows, or captured once as a graph for decode steps of one size and then replayed: the same ops with the same
-// kernels, so the bits are the same.
+// One rollout forward pass of a rank: device buffers, the upload of a step's rows, and the ops from
+// embedding to drawn tokens. A pass is used for any rows, or captured once as a graph for decode
+// steps of one size and then replayed: the same ops with the same kernels, so the bits are the
+// same.
 //
 // Owns its buffers; borrows context, weights and pages. One thread.
 
@@ -30,10 +31,12 @@ class ForwardPass {
   ForwardPass& operator=(const ForwardPass&) = delete;
 
   // Runs the rows and returns what was drawn for the head rows.
-  std::vector<Drawn> run(const WeightsView&, const StepRows&, const std::vector<int32_t>& page_table);
+  std::vector<Drawn> run(const WeightsView&, const StepRows&,
+                         const std::vector<int32_t>& page_table);
 
-  // Records the pass for decode rows of exactly this shape (idle rows pad smaller steps); `rows` gives shape and bounds, its values
-  // do not matter. Afterwards replay() runs it with other rows of that shape.
+  // Records the pass for decode rows of exactly this shape (idle rows pad smaller steps); `rows`
+  // gives shape and bounds, its values do not matter. Afterwards replay() runs it with other rows
+  // of that shape.
   void capture(const WeightsView&, const StepRows& rows, const std::vector<int32_t>& page_table);
   std::vector<Drawn> replay(const StepRows&, const std::vector<int32_t>& page_table);
 

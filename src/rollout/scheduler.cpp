@@ -9,8 +9,12 @@ namespace rlk {
 namespace {
 
 constexpr int kShardShift = 24;  // page table entry = shard << 24 | page (ops.h)
-int shard_of(int32_t entry) { return entry >> kShardShift; }
-int32_t page_of(int32_t entry) { return entry & 0xffffff; }
+int shard_of(int32_t entry) {
+  return entry >> kShardShift;
+}
+int32_t page_of(int32_t entry) {
+  return entry & 0xffffff;
+}
 
 }  // namespace
 
@@ -18,7 +22,9 @@ int32_t Scheduler::pages_for(int64_t tokens) const {
   return static_cast<int32_t>((tokens + config_.page_size - 1) / config_.page_size);
 }
 
-int64_t Scheduler::max_pages() const { return pages_for(config_.max_context); }
+int64_t Scheduler::max_pages() const {
+  return pages_for(config_.max_context);
+}
 
 int64_t Scheduler::free_pages() const {
   int64_t total = 0;
@@ -113,8 +119,8 @@ bool Scheduler::admit(int32_t request) {
   return true;
 }
 
-// The leader has the prompt's K/V: take over the whole pages by reference and the rest by copy, up to the last prompt token,
-// whose logits the follower computes itself.
+// The leader has the prompt's K/V: take over the whole pages by reference and the rest by copy, up
+// to the last prompt token, whose logits the follower computes itself.
 void Scheduler::follow(int32_t request, StepPlan& plan) {
   State& s = state_[request];
   const int32_t shared = (s.prompt_len - 1) / config_.page_size;
@@ -165,17 +171,16 @@ void Scheduler::advance(const StepPlan& plan, const std::vector<std::vector<int3
       s.tokens.push_back(tokens[home][next]);
       const bool stop = stops[home][next++];
       const auto length = static_cast<int64_t>(s.tokens.size());
-      const bool full = length - s.prompt_len >= requests_[w.request].max_new ||
-                        length >= config_.max_context;
+      const bool full =
+          length - s.prompt_len >= requests_[w.request].max_new || length >= config_.max_context;
       s.truncated = full && !stop;
       s.finished = full || stop;
     }
   }
   // A leader stays admitted until no follower still waits for its prompt.
   auto needed = [&](int32_t r) {
-    return std::any_of(running_.begin(), running_.end(), [&](int32_t f) {
-      return state_[f].leader == r && state_[f].computed == 0;
-    });
+    return std::any_of(running_.begin(), running_.end(),
+                       [&](int32_t f) { return state_[f].leader == r && state_[f].computed == 0; });
   };
   std::vector<int32_t> left;
   for (int32_t r : running_)

@@ -42,14 +42,14 @@ StepRows step_rows(const std::vector<Work>& work, const std::vector<GenerateRequ
       rows.ids.push_back(tokens[p]);
       rows.position.push_back(p);
       rows.seq.push_back(w.slot);
-      rows.trace.push_back(
-          {static_cast<int32_t>(request.prompt_index), request.sample_index, p,
-           p + 1 < static_cast<int32_t>(request.prompt.size())});
+      rows.trace.push_back({static_cast<int32_t>(request.prompt_index), request.sample_index, p,
+                            p + 1 < static_cast<int32_t>(request.prompt.size())});
     }
     if (!w.sample) continue;
     rows.head_index.push_back(static_cast<int32_t>(rows.ids.size()) - 1);
     rows.head_trace.push_back(rows.trace.back());
-    rows.keys.push_back({.key = key, .prompt = static_cast<uint32_t>(request.prompt_index),
+    rows.keys.push_back({.key = key,
+                         .prompt = static_cast<uint32_t>(request.prompt_index),
                          .sample = static_cast<uint32_t>(request.sample_index),
                          .position = static_cast<uint32_t>(w.begin + w.len)});
     add_sampling_row(request.sampling, rows);

@@ -1,5 +1,6 @@
 #pragma once
-// The rows of one rollout forward pass as host arrays: what the scheduler's work means for the model. Pure.
+// The rows of one rollout forward pass as host arrays: what the scheduler's work means for the
+// model. Pure.
 
 #include <cstdint>
 #include <vector>

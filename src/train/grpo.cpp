@@ -46,8 +46,13 @@ TokenLoss token_loss(const Sample& sample, int t, float logp, const GrpoOptions&
   const double d = static_cast<double>(logp) - static_cast<double>(sample.ref_logp[t]);
   double slope = 1;
   switch (options.kl_estimator) {
-    case 1: loss.kl = d; break;
-    case 2: loss.kl = 0.5 * d * d; slope = d; break;
+    case 1:
+      loss.kl = d;
+      break;
+    case 2:
+      loss.kl = 0.5 * d * d;
+      slope = d;
+      break;
     default: {
       const double r = strict_exp(-d);
       loss.kl = r - 1 + d;

@@ -31,7 +31,9 @@ double bias_correction(double beta, int64_t t) {
   return 1 / (1 - strict_exp(static_cast<double>(t) * strict_log(beta)));
 }
 
-int64_t tiles_of(const Unit& u) { return (u.count + kNormTile - 1) / kNormTile; }
+int64_t tiles_of(const Unit& u) {
+  return (u.count + kNormTile - 1) / kNormTile;
+}
 
 }  // namespace
 
@@ -80,8 +82,12 @@ void Optimizer::reduce(Storage storage, int layer, const float* partial, bool ac
     const TensorSpec& tensor = weights_.tensors()[o.unit.tensor];
     if (tensor.storage != storage || tensor.layer != layer) continue;
     const int64_t at = layout_.offset(tensor, o.unit.slice - range_.first) - block + o.unit.begin;
-    TreeAddArgs args{.part = {}, .count = cp_.size(), .out = gradient_ + o.at, .n = o.unit.count,
-                     .out_f32 = true, .accumulate = accumulate};
+    TreeAddArgs args{.part = {},
+                     .count = cp_.size(),
+                     .out = gradient_ + o.at,
+                     .n = o.unit.count,
+                     .out_f32 = true,
+                     .accumulate = accumulate};
     for (int r = 0; r < cp_.size(); ++r)
       args.part[r] = static_cast<const float*>(cp_.peer(r, partial)) + at;
     ctx_.ffn->tree_add(ctx_.stream, args);
@@ -104,7 +110,8 @@ double Optimizer::gradient_norm() {
   double* gathered = sums + longest;
   int64_t at = 0;
   for (const OwnedUnit& o : owned_) {
-    ctx_.ffn->sum_squares(ctx_.stream, {.x = gradient_ + o.at, .n = o.unit.count, .out = sums + at});
+    ctx_.ffn->sum_squares(ctx_.stream,
+                          {.x = gradient_ + o.at, .n = o.unit.count, .out = sums + at});
     at += tiles_of(o.unit);
   }
   world_->all_gather(ctx_.stream, sums, gathered, longest * sizeof(double));
@@ -141,16 +148,21 @@ void Optimizer::step(const AdamWOptions& options, int64_t t, double norm) {
   const double bias2 = bias_correction(options.beta2, t);
   for (const OwnedUnit& o : owned_) {
     const TensorSpec& tensor = weights_.tensors()[o.unit.tensor];
-    ctx_.ffn->adamw(
-        ctx_.stream,
-        {.master = master_ + o.at, .m = exp_avg_ + o.at, .v = exp_avg_sq_ + o.at,
-         .grad = gradient_ + o.at, .weight = weights_.at(tensor, o.unit.slice) + o.unit.begin,
-         .n = o.unit.count, .lr = static_cast<float>(options.lr),
-         .beta1 = static_cast<float>(options.beta1), .beta2 = static_cast<float>(options.beta2),
-         .eps = static_cast<float>(options.eps),
-         .weight_decay = static_cast<float>(tensor.vector ? 0.0 : options.weight_decay),
-         .bias1 = static_cast<float>(bias1), .bias2 = static_cast<float>(bias2),
-         .grad_scale = static_cast<float>(scale)});
+    ctx_.ffn->adamw(ctx_.stream,
+                    {.master = master_ + o.at,
+                     .m = exp_avg_ + o.at,
+                     .v = exp_avg_sq_ + o.at,
+                     .grad = gradient_ + o.at,
+                     .weight = weights_.at(tensor, o.unit.slice) + o.unit.begin,
+                     .n = o.unit.count,
+                     .lr = static_cast<float>(options.lr),
+                     .beta1 = static_cast<float>(options.beta1),
+                     .beta2 = static_cast<float>(options.beta2),
+                     .eps = static_cast<float>(options.eps),
+                     .weight_decay = static_cast<float>(tensor.vector ? 0.0 : options.weight_decay),
+                     .bias1 = static_cast<float>(bias1),
+                     .bias2 = static_cast<float>(bias2),
+                     .grad_scale = static_cast<float>(scale)});
   }
   ctx_.ffn->synchronize(ctx_.stream);
 }

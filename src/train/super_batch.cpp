@@ -10,9 +10,13 @@ namespace {
 constexpr int kChunks = 16;   // two a virtual CP slice: v and 15-v, which balances causal attention
 constexpr int64_t kPad = 64;  // a leaf's rows
 
-int32_t inputs(const Sample& s) { return static_cast<int32_t>(s.tokens.size()) - 1; }
+int32_t inputs(const Sample& s) {
+  return static_cast<int32_t>(s.tokens.size()) - 1;
+}
 
-int64_t padded(int64_t n) { return (n + kPad - 1) / kPad * kPad; }
+int64_t padded(int64_t n) {
+  return (n + kPad - 1) / kPad * kPad;
+}
 
 void add_chunk(const Sample& sample, int seq, int chunk, RankRows& rows) {
   const int64_t n = inputs(sample);
@@ -22,7 +26,8 @@ void add_chunk(const Sample& sample, int seq, int chunk, RankRows& rows) {
   rows.segments.push_back({seq, begin, end - begin, static_cast<int32_t>(rows.seq.size())});
   for (int32_t p = begin; p < end; ++p) {
     // Input p predicts token p + 1.
-    if (p + 1 >= sample.prompt_len) rows.head_index.push_back(static_cast<int32_t>(rows.seq.size()));
+    if (p + 1 >= sample.prompt_len)
+      rows.head_index.push_back(static_cast<int32_t>(rows.seq.size()));
     rows.seq.push_back(seq);
     rows.position.push_back(p);
   }

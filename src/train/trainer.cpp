@@ -24,7 +24,8 @@ EmbeddingRows group_by_id(const std::vector<int32_t>& ids, const std::vector<int
   for (size_t t = 0; t < ids.size(); ++t)
     if (seq[t] >= 0 && ids[t] >= first && ids[t] < first + count)
       order.push_back(static_cast<int32_t>(t));
-  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return ids[a] < ids[b]; });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int32_t a, int32_t b) { return ids[a] < ids[b]; });
   EmbeddingRows rows;
   for (size_t i = 0; i < order.size(); ++i) {
     if (i == 0 || ids[order[i]] != ids[order[i - 1]]) {
@@ -87,7 +88,8 @@ Trainer::Trainer(const Context& ctx, Weights& weights, World& world, const Train
       upload_(*ctx.ffn) {
   for (float*& grads : layer_grads_)
     grads = static_cast<float*>(world.arena_alloc(grad_layout_.layer_elements() * sizeof(float)));
-  global_grads_ = static_cast<float*>(world.arena_alloc(grad_layout_.outer_elements() * sizeof(float)));
+  global_grads_ =
+      static_cast<float*>(world.arena_alloc(grad_layout_.outer_elements() * sizeof(float)));
   optimizer_ = std::make_unique<Optimizer>(ctx_, weights_, world, options_.topology, *cp_);
 }
 
@@ -157,9 +159,13 @@ void Trainer::upload(Pass& p, const std::vector<Sample>& samples, const SuperBat
   }
   int32_t max_len = 0;
   for (const AttentionSegment& s : rows.segments) max_len = std::max(max_len, s.len);
-  p.batch = {.T = plan.T, .ids = upload_.at<int32_t>(at_ids), .position = p.cp.position[cp_->rank()],
-             .seq = p.cp.seq[cp_->rank()], .segments = upload_.at<AttentionSegment>(at_segments),
-             .n_segments = static_cast<int32_t>(rows.segments.size()), .max_len = max_len,
+  p.batch = {.T = plan.T,
+             .ids = upload_.at<int32_t>(at_ids),
+             .position = p.cp.position[cp_->rank()],
+             .seq = p.cp.seq[cp_->rank()],
+             .segments = upload_.at<AttentionSegment>(at_segments),
+             .n_segments = static_cast<int32_t>(rows.segments.size()),
+             .max_len = max_len,
              .max_context = plan.max_inputs};
   p.head_index = upload_.at<int32_t>(at_head);
   p.target = upload_.at<int32_t>(at_target);
@@ -246,8 +252,8 @@ void Trainer::logits(Pass& p, const WeightsView& view, int64_t begin, int64_t en
   head_check(ctx_, p.head);
 }
 
-void Trainer::share_logp(const Pass& p, const std::vector<float>& mine, std::vector<Sample>& samples,
-                         std::vector<float> Sample::*which) {
+void Trainer::share_logp(const Pass& p, const std::vector<float>& mine,
+                         std::vector<Sample>& samples, std::vector<float> Sample::*which) {
   int64_t longest = 0;
   for (const RankRows& r : p.plan->ranks)
     longest = std::max(longest, static_cast<int64_t>(r.head_index.size()));
@@ -311,8 +317,7 @@ void Trainer::backward(Pass& p, const WeightsView& view, const std::vector<float
   bounds.H = n * static_cast<int>(m.hq());
   bounds.KH = n * static_cast<int>(m.hkv());
   bounds.Dh = static_cast<int>(m.Dh);
-  void* memory =
-      backward_.ensure(backward_scratch_bytes(ctx_, T, p.cp.S, n, leaves.count, bounds));
+  void* memory = backward_.ensure(backward_scratch_bytes(ctx_, T, p.cp.S, n, leaves.count, bounds));
   BackwardScratch b = backward_scratch_at(memory, ctx_, T, p.cp.S, n, leaves.count, bounds);
 
   auto global = [&](Storage s) { return global_grads_ + grad_layout_.outer_offset(s); };
@@ -354,12 +359,15 @@ void Trainer::backward(Pass& p, const WeightsView& view, const std::vector<float
 
   ops.zero(ctx_.stream, global(Storage::embed), static_cast<size_t>(vocabulary_bytes));
   const int64_t vs = m.vocab_slice();
-  ops.embedding_bwd(ctx_.stream,
-                    {.dx = b.dres, .dw = global(Storage::embed), .D = m.D,
-                     .first_row = range_.first * vs,
-                     .rows = static_cast<int64_t>(p.embedding.row.size()), .row = p.embedding_row,
-                     .row_begin = p.embedding_row_begin, .tokens = p.embedding_tokens,
-                     .leaves = leaves});
+  ops.embedding_bwd(ctx_.stream, {.dx = b.dres,
+                                  .dw = global(Storage::embed),
+                                  .D = m.D,
+                                  .first_row = range_.first * vs,
+                                  .rows = static_cast<int64_t>(p.embedding.row.size()),
+                                  .row = p.embedding_row,
+                                  .row_begin = p.embedding_row_begin,
+                                  .tokens = p.embedding_tokens,
+                                  .leaves = leaves});
   cp_->barrier(ctx_.stream);
   optimizer_->reduce(Storage::embed, -1, global_grads_, accumulate || m.tied);
   ops.synchronize(ctx_.stream);

@@ -21,7 +21,8 @@ using PieceKey = std::tuple<int, int, int64_t>;  // tensor, slice, begin
 constexpr int64_t kWeightPiece = kFingerprintPiece / static_cast<int64_t>(sizeof(bf16));
 static_assert(kUnit * sizeof(float) == kFingerprintPiece);  // a unit of state is one piece
 
-// Pieces of the range's slices; dealt over `share` ranks, this one takes every share-th starting with `first`.
+// Pieces of the range's slices; dealt over `share` ranks, this one takes every share-th starting
+// with `first`.
 std::vector<Piece> weight_pieces(const std::vector<TensorSpec>& tensors, Topology::Range range,
                                  int first, int share) {
   std::vector<Piece> pieces;
@@ -56,7 +57,8 @@ std::vector<std::vector<Digest>> gather_digests(
   for (int r = 0; r < size; ++r) counts.push_back(static_cast<int64_t>(pieces_of(r).size()));
   const int64_t longest = *std::max_element(counts.begin(), counts.end());
   DeviceBuffer memory(ops);
-  auto* mine = static_cast<uint8_t*>(memory.ensure(std::max<int64_t>(1, counts[rank.index()]) * 32));
+  auto* mine =
+      static_cast<uint8_t*>(memory.ensure(std::max<int64_t>(1, counts[rank.index()]) * 32));
   const std::vector<Piece> pieces = pieces_of(rank.index());
   std::vector<Sha256Range> ranges;
   for (size_t i = 0; i < pieces.size(); ++i) {
@@ -69,7 +71,8 @@ std::vector<std::vector<Digest>> gather_digests(
   ops.sha256_pieces(nullptr, {.ranges = upload.at<Sha256Range>(at),
                               .n_ranges = static_cast<int32_t>(ranges.size()),
                               .pieces = static_cast<int64_t>(ranges.size()),
-                              .piece = kFingerprintPiece, .digest = mine});
+                              .piece = kFingerprintPiece,
+                              .digest = mine});
   std::vector<Digest> own(longest), gathered(size * longest);
   ops.copy(nullptr, own.data(), mine, pieces.size() * sizeof(Digest));
   ops.synchronize(nullptr);

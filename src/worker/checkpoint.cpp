@@ -22,8 +22,9 @@ void assemble(const Rank& rank, const TensorSpec& t, std::vector<bf16>& out) {
   for (int s = 0; s < t.slices(); ++s) {
     const int64_t n = t.slice_elements(s);
     slice.resize(n);
-    const int holder = t.cut == Cut::none ? rank.index()
-                                          : s * topology.tp / kSlices * (topology.ranks / topology.tp);
+    const int holder = t.cut == Cut::none
+                           ? rank.index()
+                           : s * topology.tp / kSlices * (topology.ranks / topology.tp);
     ops.copy(nullptr, slice.data(), rank.weights.at_rank(holder, t, s), n * sizeof(bf16));
     ops.synchronize(nullptr);
     const int64_t row0 = t.cut == Cut::rows ? s * t.slice_rows : 0;

@@ -5,7 +5,8 @@
 
 namespace rlk {
 
-// <run_dir>/checkpoints/version-NNNNNN, written by rank 0 from every rank's memory. Collective over all ranks.
+// <run_dir>/checkpoints/version-NNNNNN, written by rank 0 from every rank's memory. Collective over
+// all ranks.
 void save_checkpoint(Rank&, uint64_t version);
 
 }  // namespace rlk

@@ -9,11 +9,11 @@ namespace {
 // In execution order; model/forward.cpp, head.cpp and backward.cpp name them.
 const std::vector<std::string>& op_names() {
   static const std::vector<std::string> names{
-      "embedding",    "residual",  "input_norm", "qkv",         "rope",        "attention",
-      "o_proj",       "post_norm", "gate_up",    "swiglu",      "down",        "final_norm",
-      "logits",       "support",   "logp",       "d_logits",    "d_final_norm", "d_residual",
-      "d_act",        "d_gate_up", "d_post_norm", "d_attention", "d_q",        "d_k",
-      "d_v",          "d_qkv",     "d_input_norm"};
+      "embedding", "residual",  "input_norm",  "qkv",         "rope",         "attention",
+      "o_proj",    "post_norm", "gate_up",     "swiglu",      "down",         "final_norm",
+      "logits",    "support",   "logp",        "d_logits",    "d_final_norm", "d_residual",
+      "d_act",     "d_gate_up", "d_post_norm", "d_attention", "d_q",          "d_k",
+      "d_v",       "d_qkv",     "d_input_norm"};
   return names;
 }
 

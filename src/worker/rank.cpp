@@ -43,7 +43,8 @@ const Ops& strict_ops(const Plan& plan, [[maybe_unused]] int rank) {
   return cpu_ops(plan.options.threads);
 }
 
-void load(Weights& weights, const Ops& ops, const std::filesystem::path& dir, const ModelConfig& m) {
+void load(Weights& weights, const Ops& ops, const std::filesystem::path& dir,
+          const ModelConfig& m) {
   const Checkpoint checkpoint(dir, m);
   weights.load(ops, [&](const TensorSpec& t, int64_t row, int64_t rows, int64_t col, int64_t cols,
                         bf16* to) {
@@ -68,10 +69,17 @@ TrainerOptions trainer_options(const Plan& plan) {
   const Options& o = plan.options;
   TrainerOptions t{};
   t.topology = o.topology;
-  t.grpo = {.eps_clip = o.eps_clip, .kl_coef = o.kl_coef, .kl_estimator = o.kl_estimator,
-            .token_mean = o.token_mean, .std_normalization = o.std_normalization};
-  t.adamw = {.lr = o.lr, .beta1 = o.beta1, .beta2 = o.beta2, .eps = o.adam_eps,
-             .weight_decay = o.weight_decay, .clip_grad = o.clip_grad};
+  t.grpo = {.eps_clip = o.eps_clip,
+            .kl_coef = o.kl_coef,
+            .kl_estimator = o.kl_estimator,
+            .token_mean = o.token_mean,
+            .std_normalization = o.std_normalization};
+  t.adamw = {.lr = o.lr,
+             .beta1 = o.beta1,
+             .beta2 = o.beta2,
+             .eps = o.adam_eps,
+             .weight_decay = o.weight_decay,
+             .clip_grad = o.clip_grad};
   t.temperature = o.temperature;
   t.top_p = o.top_p;
   t.top_k = o.top_k;
@@ -126,9 +134,14 @@ Rank::Rank(const Plan& p, World& host, const OpTables& tables, std::chrono::mill
          plan.model);
   }
   if (plan.options.trace_ops) trace = std::make_unique<OpTrace>(plan.run_dir, index(), *ops.strict);
-  train_context = {.attention = ops.attention, .ffn = ops.ffn, .logp = ops.logp,
-                   .stream = nullptr, .tp = train_tp.get(), .config = plan.model,
-                   .rope = static_cast<const float*>(rope.ensure(0)), .trace = trace.get()};
+  train_context = {.attention = ops.attention,
+                   .ffn = ops.ffn,
+                   .logp = ops.logp,
+                   .stream = nullptr,
+                   .tp = train_tp.get(),
+                   .config = plan.model,
+                   .rope = static_cast<const float*>(rope.ensure(0)),
+                   .trace = trace.get()};
   rollout_context = train_context;
   rollout_context.tp = rollout_tp.get();
   if (ops.strict->stream_create) rollout_context.stream = ops.strict->stream_create();

@@ -16,7 +16,11 @@ std::vector<SampleText> reward_stage(Rank& rank, Trajectory& t) {
       text.response_text = rank.tokenizer.decode(response, true);
       text.label = rank.prompts.label(s.prompt);
       text.truncated = s.truncated;
-      requests.push_back({s.prompt, s.sample, text.prompt_text, text.response_text, text.label,
+      requests.push_back({s.prompt,
+                          s.sample,
+                          text.prompt_text,
+                          text.response_text,
+                          text.label,
                           {response.begin(), response.end()}});
       texts.push_back(std::move(text));
     }

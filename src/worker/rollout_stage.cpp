@@ -67,7 +67,9 @@ Trajectory rollout_stage(Rank& rank, int64_t step, uint64_t version,
   for (int64_t row : rows) {
     const std::vector<int32_t> prompt = rank.prompts.tokens(row);
     for (int32_t s = 0; s < o.samples_per_prompt; ++s) {
-      requests.push_back({.prompt_index = row, .sample_index = s, .prompt = prompt,
+      requests.push_back({.prompt_index = row,
+                          .sample_index = s,
+                          .prompt = prompt,
                           .max_new = o.max_response_len,
                           .sampling = {o.temperature, o.top_p, o.top_k}});
       Sample sample;
@@ -83,8 +85,8 @@ Trajectory rollout_stage(Rank& rank, int64_t step, uint64_t version,
   const int engine = t.engine(rank.index());
   const int64_t begin = engine * total / t.engines(), end = (engine + 1) * total / t.engines();
   const std::vector<GenerateRequest> mine(requests.begin() + begin, requests.begin() + end);
-  const auto results = rank.engine->generate(rank.weights.view(t.rollout_slices(rank.index())), mine,
-                                             o.rollout_seed, static_cast<uint64_t>(step));
+  const auto results = rank.engine->generate(rank.weights.view(t.rollout_slices(rank.index())),
+                                             mine, o.rollout_seed, static_cast<uint64_t>(step));
   std::vector<int32_t> words;
   const bool speaks = rank.index() == t.engine_group(rank.index()).front();
   for (size_t i = 0; speaks && i < results.size(); ++i)

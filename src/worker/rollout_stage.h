@@ -6,7 +6,8 @@
 
 namespace rlk {
 
-// Generates samples_per_prompt samples of every given dataset row and shares them. Collective over all ranks.
+// Generates samples_per_prompt samples of every given dataset row and shares them. Collective over
+// all ranks.
 Trajectory rollout_stage(Rank&, int64_t step, uint64_t version, const std::vector<int64_t>& rows);
 
 }  // namespace rlk

@@ -35,8 +35,10 @@ class Stopwatch {
 
 UpdateMetrics loss_metrics(const Options& o, const std::vector<Sample>& samples, int first,
                            int count, double grad_norm) {
-  const GrpoOptions grpo{.eps_clip = o.eps_clip, .kl_coef = o.kl_coef,
-                         .kl_estimator = o.kl_estimator, .token_mean = o.token_mean,
+  const GrpoOptions grpo{.eps_clip = o.eps_clip,
+                         .kl_coef = o.kl_coef,
+                         .kl_estimator = o.kl_estimator,
+                         .token_mean = o.token_mean,
                          .std_normalization = o.std_normalization};
   UpdateMetrics m;
   double clipped = 0, tokens = 0;
@@ -182,8 +184,7 @@ class StepLoop {
     p.step = step;
     p.steps = rank_.plan.options.steps;
     p.fraction = 1;
-    p.tokens_per_s =
-        static_cast<double>(m.prompt_tokens + m.response_tokens) / m.seconds.step;
+    p.tokens_per_s = static_cast<double>(m.prompt_tokens + m.response_tokens) / m.seconds.step;
     p.eta_s = done_s_ / static_cast<double>(step + 1) * static_cast<double>(p.steps - step - 1);
     char note[64];
     std::snprintf(note, sizeof note, "reward %.3f", m.reward_mean);

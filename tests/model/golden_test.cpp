@@ -1,8 +1,9 @@
-// fp64 values of Hugging Face's Qwen3 against rlk's forward and backward pass. Reads every model directory under $RLK_GOLDEN
-// (default: tests/golden), so the same program runs on others.
+// fp64 values of Hugging Face's Qwen3 against rlk's forward and backward pass. Reads every model
+// directory under $RLK_GOLDEN (default: tests/golden), so the same program runs on others.
 //
-// Tolerances: weights and activations are bf16 (8 bits: 2^-9 relative a rounding). A residual stream of L layers collects about
-// a dozen such roundings a layer, which random-sign adds to ~1e-2 of a logit; gradients pass the same chain twice.
+// Tolerances: weights and activations are bf16 (8 bits: 2^-9 relative a rounding). A residual
+// stream of L layers collects about a dozen such roundings a layer, which random-sign adds to ~1e-2
+// of a logit; gradients pass the same chain twice.
 
 #include <gtest/gtest.h>
 
@@ -26,7 +27,8 @@ constexpr double kLogitsNormError = 1.5e-2;
 constexpr double kGradientNormError = 4e-2;
 constexpr double kGradientCosine = 0.999;
 constexpr double kLogpNormError = 6e-3;
-constexpr double kLogpWorstScaled = 0.1;  // worst token, times T: an ulp or two of a bf16 logit near 16
+constexpr double kLogpWorstScaled =
+    0.1;  // worst token, times T: an ulp or two of a bf16 logit near 16
 
 struct Agreement {
   double error = 0, reference = 0, dot = 0, norm = 0, worst = 0;
@@ -84,8 +86,8 @@ class Golden : public testing::TestWithParam<fs::path> {
   Trainer make_trainer(float temperature) {
     TrainerOptions options{};
     options.topology = model.topology;
-    options.adamw = {.lr = 0, .beta1 = 0.9, .beta2 = 0.98, .eps = 1e-8, .weight_decay = 0,
-                     .clip_grad = 1};
+    options.adamw = {
+        .lr = 0, .beta1 = 0.9, .beta2 = 0.98, .eps = 1e-8, .weight_decay = 0, .clip_grad = 1};
     options.temperature = temperature;
     options.top_p = 1;
     options.top_k = -1;
@@ -121,8 +123,13 @@ std::vector<bf16> sequence_logits(const test::RankModel& model, const std::vecto
   for (int64_t t = 0; t < T; ++t) position[t] = index[t] = static_cast<int32_t>(t);
   for (int32_t p = 0; p < pages; ++p) table[p] = pages - 1 - p;  // any order of pages
   const AttentionSegment segment{0, 0, static_cast<int32_t>(T), 0};
-  const Batch batch{.T = T, .ids = ids.data(), .position = position.data(), .seq = seq.data(),
-                    .segments = &segment, .n_segments = 1, .max_len = segment.len,
+  const Batch batch{.T = T,
+                    .ids = ids.data(),
+                    .position = position.data(),
+                    .seq = seq.data(),
+                    .segments = &segment,
+                    .n_segments = 1,
+                    .max_len = segment.len,
                     .max_context = segment.len};
   KvCache cache{};
   kv_page_layout(cache, static_cast<int>(m.KH), static_cast<int>(m.Dh), 16);

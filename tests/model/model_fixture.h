@@ -1,5 +1,6 @@
 #pragma once
-// A model directory as a test uses it: config, weights through a TensorReader, and contexts over a world of ranks.
+// A model directory as a test uses it: config, weights through a TensorReader, and contexts over a
+// world of ranks.
 
 #include <unistd.h>
 
@@ -70,8 +71,14 @@ struct RankModel {
         tp(world.group(layout.tp_group(world.rank()), "tp")),
         weights(model, world, layout, rollout_slices) {
     const Ops& ops = cpu_ops(1);
-    context = {.attention = &ops, .ffn = &ops, .logp = &ops, .stream = nullptr, .tp = tp.get(),
-               .config = model, .rope = rope.data(), .trace = nullptr};
+    context = {.attention = &ops,
+               .ffn = &ops,
+               .logp = &ops,
+               .stream = nullptr,
+               .tp = tp.get(),
+               .config = model,
+               .rope = rope.data(),
+               .trace = nullptr};
   }
   ModelConfig config;
   Topology topology;

@@ -1,5 +1,6 @@
-// What a request gets does not depend on anything around it: not on the other requests, the batch or chunk sizes, the pages, the
-// layout of the engine; and its log-probs are those that the trainer computes.
+// What a request gets does not depend on anything around it: not on the other requests, the batch
+// or chunk sizes, the pages, the layout of the engine; and its log-probs are those that the trainer
+// computes.
 
 #include "rlk/rollout/engine.h"
 
@@ -67,16 +68,15 @@ std::string text_of(const std::vector<GenerateResult>& results) {
 }
 
 std::string generate(World& world, const Variant& v, const std::vector<GenerateRequest>& wanted) {
-  const Topology t{.ranks = v.tp * v.cp, .tp = 1, .cp = v.tp * v.cp, .rollout_tp = v.tp,
-                   .rollout_cp = v.cp};
+  const Topology t{
+      .ranks = v.tp * v.cp, .tp = 1, .cp = v.tp * v.cp, .rollout_tp = v.tp, .rollout_cp = v.cp};
   test::RankModel model(world, test::small_model(16, false), t, true);
   model.weights.load(cpu_ops(1), test::random_reader(model.weights.tensors()));
   auto tp = world.group(t.rollout_tp_group(world.rank()), "rollout tp");
   Context context = model.context;
   context.tp = tp.get();
   RolloutEngine engine(context, world, options(t, v));
-  return text_of(
-      engine.generate(model.weights.view(t.rollout_slices(world.rank())), wanted, 5, 3));
+  return text_of(engine.generate(model.weights.view(t.rollout_slices(world.rank())), wanted, 5, 3));
 }
 
 // All ranks of the engine must say the same.
@@ -94,7 +94,8 @@ std::string run(const Variant& v, const std::vector<GenerateRequest>& wanted = r
 TEST(RolloutEngine, LayoutsGiveTheSameTokensAndLogProbs) {
   const std::string base = run({});
   EXPECT_EQ(std::count(base.begin(), base.end(), '\n'), 10) << base;
-  for (const auto& [tp, cp] : {std::pair{2, 1}, {4, 1}, {8, 1}, {1, 2}, {2, 2}, {1, 4}, {2, 4}, {1, 8}})
+  for (const auto& [tp, cp] :
+       {std::pair{2, 1}, {4, 1}, {8, 1}, {1, 2}, {2, 2}, {1, 4}, {2, 4}, {1, 8}})
     EXPECT_EQ(run({.tp = tp, .cp = cp}), base) << "rollout tp " << tp << " cp " << cp;
 }
 
@@ -135,7 +136,8 @@ TEST(RolloutEngine, LogProbsAreTheTrainersBits) {
     const auto results = engine.generate(model.weights.view({0, 8}), wanted, 5, 3);
     TrainerOptions o{};
     o.topology = t;
-    o.adamw = {.lr = 0, .beta1 = 0.9, .beta2 = 0.98, .eps = 1e-8, .weight_decay = 0, .clip_grad = 1};
+    o.adamw = {
+        .lr = 0, .beta1 = 0.9, .beta2 = 0.98, .eps = 1e-8, .weight_decay = 0, .clip_grad = 1};
     o.temperature = sampling.temperature;
     o.top_p = sampling.top_p;
     o.top_k = sampling.top_k;

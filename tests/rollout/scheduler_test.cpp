@@ -10,8 +10,12 @@ namespace rlk {
 namespace {
 
 SchedulerConfig config(int cp = 1) {
-  return {.cp = cp, .page_size = 16, .pages_per_shard = 64, .max_running = 8,
-          .max_batch_tokens = 64, .max_context = 128};
+  return {.cp = cp,
+          .page_size = 16,
+          .pages_per_shard = 64,
+          .max_running = 8,
+          .max_batch_tokens = 64,
+          .max_context = 128};
 }
 
 Request request(int64_t prompt_id, int length, int64_t max_new) {
@@ -123,7 +127,8 @@ TEST(Scheduler, RefusesWhatCanNeverFit) {
     FAIL() << "accepted";
   } catch (const InputError& e) {
     EXPECT_EQ(e.diagnostics().size(), 3u) << e.what();
-    EXPECT_NE(std::string(e.what()).find("prompt 5: needs 8 K/V pages"), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find("prompt 5: needs 8 K/V pages"), std::string::npos)
+        << e.what();
   }
 }
 

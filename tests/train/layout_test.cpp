@@ -1,5 +1,6 @@
-// The layout does not matter (R1, R7): one update of a small random model over every TP x CP layout gives the same log-probs, the
-// same reduced gradients and the same new weights, byte for byte; so do micro-batches, page sizes and recompute.
+// The layout does not matter (R1, R7): one update of a small random model over every TP x CP layout
+// gives the same log-probs, the same reduced gradients and the same new weights, byte for byte; so
+// do micro-batches, page sizes and recompute.
 
 #include <gtest/gtest.h>
 
@@ -22,7 +23,8 @@ struct Case {
   bool tied;
 };
 
-// Lengths chosen so that leaves are unequal, some chunks are empty, and one sample has a single input.
+// Lengths chosen so that leaves are unequal, some chunks are empty, and one sample has a single
+// input.
 std::vector<Sample> random_samples() {
   std::vector<Sample> samples;
   const int lengths[] = {2, 37, 130, 5, 64, 19};
@@ -50,15 +52,16 @@ struct Variant {
   int64_t max_tokens = 1024;
 };
 
-// What one rank saw, layout-independent: log-probs, gradient norm and, by (tensor, slice, piece), gradient and weight digests.
+// What one rank saw, layout-independent: log-probs, gradient norm and, by (tensor, slice, piece),
+// gradient and weight digests.
 std::string one_update(World& world, const Case& c, const Variant& v) {
   test::RankModel model(world, test::small_model(c.H, c.tied), v.topology, false);
   model.weights.load(cpu_ops(1), test::random_reader(model.weights.tensors()));
   TrainerOptions o{};
   o.topology = v.topology;
   o.grpo.kl_coef = 0.01;
-  o.adamw = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.98, .eps = 1e-8, .weight_decay = 0.1,
-             .clip_grad = 1};
+  o.adamw = {
+      .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.98, .eps = 1e-8, .weight_decay = 0.1, .clip_grad = 1};
   o.temperature = 0.8f;
   o.top_p = v.top_p;
   o.top_k = -1;
@@ -153,12 +156,15 @@ TEST(Invariance, PagesMicroBatchesAndRecomputeDoNotMatter) {
 }
 
 TEST(Invariance, LimitedSupportsAreTheSameInEveryLayout) {
-  const auto a = run_layout(kModel, {{.ranks = 1, .tp = 1, .cp = 1, .rollout_tp = 1}, 65536, 16, 0.9f});
-  const auto b = run_layout(kModel, {{.ranks = 8, .tp = 4, .cp = 2, .rollout_tp = 1}, 65536, 16, 0.9f});
+  const auto a =
+      run_layout(kModel, {{.ranks = 1, .tp = 1, .cp = 1, .rollout_tp = 1}, 65536, 16, 0.9f});
+  const auto b =
+      run_layout(kModel, {{.ranks = 8, .tp = 4, .cp = 2, .rollout_tp = 1}, 65536, 16, 0.9f});
   EXPECT_EQ(first_difference(a, b), "");
 }
 
-// Super-batches are part of the rule: several of them agree over layouts, and the comparison sees the difference to one.
+// Super-batches are part of the rule: several of them agree over layouts, and the comparison sees
+// the difference to one.
 TEST(Invariance, SuperBatchesAgreeOverLayoutsAndDifferFromOne) {
   const Topology one{.ranks = 1, .tp = 1, .cp = 1, .rollout_tp = 1};
   const Topology eight{.ranks = 8, .tp = 2, .cp = 4, .rollout_tp = 1};

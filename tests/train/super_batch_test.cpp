@@ -40,7 +40,8 @@ TEST(SuperBatch, EveryInputIsOnExactlyOneRank) {
   }
 }
 
-// The leaves of all ranks, one after the other, are the same eight token lists whatever the CP size.
+// The leaves of all ranks, one after the other, are the same eight token lists whatever the CP
+// size.
 TEST(SuperBatch, LeavesDoNotDependOnCp) {
   auto leaves = [](int cp) {
     std::vector<std::vector<std::pair<int, int>>> all;

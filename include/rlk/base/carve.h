@@ -1,5 +1,6 @@
 #pragma once
-// Lays typed arrays one after the other in a block of memory, each on a 256-byte boundary. With a null base it only measures.
+// Lays typed arrays one after the other in a block of memory, each on a 256-byte boundary. With a
+// null base it only measures.
 
 #include <cstdint>
 

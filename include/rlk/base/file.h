@@ -1,5 +1,6 @@
 #pragma once
-// Whole-file helpers. Errors: Error for the system's, InputError where a user's file cannot be read.
+// Whole-file helpers. Errors: Error for the system's, InputError where a user's file cannot be
+// read.
 
 #include <filesystem>
 #include <string>
@@ -10,10 +11,12 @@ namespace rlk {
 // Contents of a user's input file; InputError names the path and the system's reason.
 std::string read_file(const std::filesystem::path& path);
 
-// Temporary beside the target, write, fsync, rename, fsync of the folder. Throws Error and removes the temporary on failure.
+// Temporary beside the target, write, fsync, rename, fsync of the folder. Throws Error and removes
+// the temporary on failure.
 void write_file_atomic(const std::filesystem::path& path, std::string_view contents);
 
 // One write(2) of the whole text to the end of the file (O_APPEND), fsync'd when `durable`.
-void append_file(const std::filesystem::path& path, std::string_view contents, bool durable = false);
+void append_file(const std::filesystem::path& path, std::string_view contents,
+                 bool durable = false);
 
 }  // namespace rlk

@@ -1,5 +1,6 @@
 #pragma once
-// Logging through spdlog (header-only). `logger()` writes to stderr by default; workers prefix their rank.
+// Logging through spdlog (header-only). `logger()` writes to stderr by default; workers prefix
+// their rank.
 
 #include <spdlog/spdlog.h>
 

@@ -1,6 +1,6 @@
 #pragma once
-// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11) and rlk's use of it (R6).
-// Plain C++; CUDA sources use the same code through RLK_HOST_DEVICE.
+// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11) and rlk's use
+// of it (R6). Plain C++; CUDA sources use the same code through RLK_HOST_DEVICE.
 
 #include <cstdint>
 

@@ -1,6 +1,7 @@
 #pragma once
-// Layout-independent hash of an op's logical output: a 64-bit sum over elements' rows, so that the order in which
-// ranks and micro-batches produce rows does not matter (used by --trace-ops and rlk debug).
+// Layout-independent hash of an op's logical output: a 64-bit sum over elements' rows, so that the
+// order in which ranks and micro-batches produce rows does not matter (used by --trace-ops and rlk
+// debug).
 
 #include <cstddef>
 #include <cstdint>

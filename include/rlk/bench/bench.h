@@ -1,6 +1,7 @@
 #pragma once
-// `rlk bench`: kernels beside the device's copy ceiling and, where a file of library timings is given, the library. Every
-// case verifies its output before it is timed. One thread; owns the device while it runs.
+// `rlk bench`: kernels beside the device's copy ceiling and, where a file of library timings is
+// given, the library. Every case verifies its output before it is timed. One thread; owns the
+// device while it runs.
 
 #include <filesystem>
 #include <string>
@@ -14,7 +15,8 @@ struct BenchOptions {
   int device = 0;
 };
 
-// Prints the table; returns kExitOk, or kExitFailed when an output was wrong. InputError in a build without CUDA.
+// Prints the table; returns kExitOk, or kExitFailed when an output was wrong. InputError in a build
+// without CUDA.
 int bench_kernels(const BenchOptions& options);
 
 }  // namespace rlk

@@ -1,5 +1,6 @@
 #pragma once
-// What this binary was built from: recorded in every manifest and printed by `rlk --version`. Constant after start.
+// What this binary was built from: recorded in every manifest and printed by `rlk --version`.
+// Constant after start.
 
 #include <string>
 
@@ -10,7 +11,7 @@ struct BuildInfo {
   std::string revision;  // git commit, "unknown" outside a checkout
   bool dirty = false;    // the checkout had changes that the revision does not hold
   std::string compiler, type, flags;
-  bool cuda = false;     // the CUDA backend is in
+  bool cuda = false;  // the CUDA backend is in
 };
 
 const BuildInfo& build_info();

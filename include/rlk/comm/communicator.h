@@ -1,7 +1,8 @@
 #pragma once
-// Collectives over a group of ranks (a subgroup of the run's world). One Communicator per group and rank, made once at
-// start, used by one thread. Every wait is bounded: a deadline that passes, a raised abort flag or a signature that differs
-// between ranks (kind, bytes, sequence number) throws Error naming rank, group, collective and sequence number.
+// Collectives over a group of ranks (a subgroup of the run's world). One Communicator per group and
+// rank, made once at start, used by one thread. Every wait is bounded: a deadline that passes, a
+// raised abort flag or a signature that differs between ranks (kind, bytes, sequence number) throws
+// Error naming rank, group, collective and sequence number.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,7 +14,8 @@
 
 namespace rlk {
 
-// A wait that ended because another rank, or the launcher, aborted the run: never the run's first failure.
+// A wait that ended because another rank, or the launcher, aborted the run: never the run's first
+// failure.
 class AbortError : public Error {
  public:
   using Error::Error;
@@ -29,17 +31,19 @@ class Communicator {
 
   virtual void barrier(Stream) = 0;
 
-  // out [size][bytes] = every rank's `bytes` bytes of `in`, in group order. `in` may be the own slot of `out`.
+  // out [size][bytes] = every rank's `bytes` bytes of `in`, in group order. `in` may be the own
+  // slot of `out`.
   virtual void all_gather(Stream, const void* in, void* out, size_t bytes) = 0;
 
-  // out[i] = aligned fp32 tree over the ranks' partial[i]; bf16 output rounds once. Same bits on every rank. Group sizes 1, 2, 4, 8.
-  // out may alias partial when out_f32.
+  // out[i] = aligned fp32 tree over the ranks' partial[i]; bf16 output rounds once. Same bits on
+  // every rank. Group sizes 1, 2, 4, 8. out may alias partial when out_f32.
   virtual void tree_reduce(Stream, const float* partial, void* out, int64_t n, bool out_f32) = 0;
 
   virtual void broadcast(Stream, void* data, size_t bytes, int root) = 0;
 
-  // The address here of what group member `member` holds at the same place of its shared arena as `mine` has in this rank's
-  // (ranks allocate from their arenas in the same order). Reads need a barrier after the owner's writes.
+  // The address here of what group member `member` holds at the same place of its shared arena as
+  // `mine` has in this rank's (ranks allocate from their arenas in the same order). Reads need a
+  // barrier after the owner's writes.
   virtual void* peer(int member, const void* mine) const = 0;
 
  protected:

@@ -1,5 +1,6 @@
 #pragma once
-// An Ops table that counts its calls: what the run directory's readback says about which kernels ran. Process-wide; one thread.
+// An Ops table that counts its calls: what the run directory's readback says about which kernels
+// ran. Process-wide; one thread.
 
 #include <cstdint>
 #include <map>

@@ -1,6 +1,6 @@
 #pragma once
-// What NVML says of this host's GPUs, before any of them is used. Empty where the binary has no CUDA backend or the host no driver.
-// Thread-safe; nothing is kept.
+// What NVML says of this host's GPUs, before any of them is used. Empty where the binary has no
+// CUDA backend or the host no driver. Thread-safe; nothing is kept.
 
 #include <cstdint>
 #include <string>

@@ -1,17 +1,19 @@
 #pragma once
-// The operation table: what a backend must be able to do, once for both engines. CPU: src/device/cpu; CUDA:
-// kernels/<op> bound by src/device/cuda. Plain structs of pointers and sizes, usable from CUDA sources.
+// The operation table: what a backend must be able to do, once for both engines. CPU:
+// src/device/cpu; CUDA: kernels/<op> bound by src/device/cuda. Plain structs of pointers and sizes,
+// usable from CUDA sources.
 //
-// Every op is asynchronous on its stream (CPU: done on return). Pointers are device-accessible and owned by the
-// caller; ops allocate nothing. Strides (ld*, *_stride) are in elements. Row t of any output depends on row t of
-// the inputs alone unless the contract says otherwise; accumulation orders depend on (op, dtype, N, K) only
-// (docs/numerics.md). An unsupported shape throws rlk::Error.
+// Every op is asynchronous on its stream (CPU: done on return). Pointers are device-accessible and
+// owned by the caller; ops allocate nothing. Strides (ld*, *_stride) are in elements. Row t of any
+// output depends on row t of the inputs alone unless the contract says otherwise; accumulation
+// orders depend on (op, dtype, N, K) only (docs/numerics.md). An unsupported shape throws
+// rlk::Error.
 //
-// One alphabet: T tokens (rows), D hidden, H query heads and KH KV heads of this rank, Dh head dim, F FFN columns,
-// V' padded vocabulary.
+// One alphabet: T tokens (rows), D hidden, H query heads and KH KV heads of this rank, Dh head dim,
+// F FFN columns, V' padded vocabulary.
 //
-// Aligned tree over 8 slices, fp32: ((0+1)+(2+3))+((4+5)+(6+7)). An op that owns 8/R adjacent slices computes the
-// subtree over them; communicators finish the tree.
+// Aligned tree over 8 slices, fp32: ((0+1)+(2+3))+((4+5)+(6+7)). An op that owns 8/R adjacent
+// slices computes the subtree over them; communicators finish the tree.
 
 #include <cstddef>
 #include <cstdint>
@@ -26,16 +28,19 @@ inline constexpr int kSlices = 8;  // virtual TP slices, and virtual CP slices
 using Stream = void*;  // cudaStream_t; null on the CPU
 using Graph = void*;   // cudaGraphExec_t
 
-// ---- GEMM -----------------------------------------------------------------------------------------------------
+// ---- GEMM
+// -----------------------------------------------------------------------------------------------------
 
 // gemm: y[t, n] = tree over s of chain over k of x[t, s*ks + k] * w_s[n, k]
-// x [T, slices*ks] bf16; w_s [N, ks] bf16 at w + s*w_slice with row stride ldw; y [T, N] bf16 or f32.
+// x [T, slices*ks] bf16; w_s [N, ks] bf16 at w + s*w_slice with row stride ldw; y [T, N] bf16 or
+// f32.
 //   column-parallel layer: w [N, K] row-major, ks = K/8, w_slice = ks, ldw = K, slices = 8
 //   row-parallel layer:    w slice-major,      ks = K/8, w_slice = N*ks, ldw = ks, slices = 8/TP
 // slices in {1,2,4,8}; ks % 16 == 0; N % 8 == 0; ldx, ldw, ldy % 8 == 0; pointers 16-byte aligned.
 // A chain is fp32 from +0, k ascending. Rounding: once, at the store (none for f32).
-// w_ready (speed alone): w was complete before anything still running on the stream began, as a rollout's weights are between two
-// updates; a device may then read it before the op ahead has ended.
+// w_ready (speed alone): w was complete before anything still running on the stream began, as a
+// rollout's weights are between two updates; a device may then read it before the op ahead has
+// ended.
 struct GemmArgs {
   const bf16* x;
   const bf16* w;
@@ -48,9 +53,11 @@ struct GemmArgs {
 };
 
 // gemm_dgrad: dx[t, g*gk + k] = tree over s of chain over n of dy[t, s*ns + n] * w_sg[n, k]
-// dy [T, slices*ns] bf16; w_sg [ns, gk] bf16 at w + s*w_slice + g*w_group with row stride ldw; dx [T, groups*gk].
-//   column-parallel layer: ns = rows of one virtual slice, slices = 8/TP, w_slice = ns*D, groups = 1, gk = ldw = D
-//   row-parallel layer:    ns = N/8, slices = 8, groups = 8/TP, gk = ldw = ks, w_slice = (N/8)*ks, w_group = N*ks
+// dy [T, slices*ns] bf16; w_sg [ns, gk] bf16 at w + s*w_slice + g*w_group with row stride ldw; dx
+// [T, groups*gk].
+//   column-parallel layer: ns = rows of one virtual slice, slices = 8/TP, w_slice = ns*D, groups =
+//   1, gk = ldw = D row-parallel layer:    ns = N/8, slices = 8, groups = 8/TP, gk = ldw = ks,
+//   w_slice = (N/8)*ks, w_group = N*ks
 // Same limits (ns % 16, gk % 8), order and rounding as gemm.
 struct GemmDgradArgs {
   const bf16* dy;
@@ -62,16 +69,17 @@ struct GemmDgradArgs {
   bool out_f32;
 };
 
-// The token order of weight gradients (R7): leaf l is rows [begin[l], begin[l+1]), a multiple of 64 of them, the
-// rows past a leaf's last token zero. leaves in {1,2,4,8}; an empty leaf contributes +0. Host values.
+// The token order of weight gradients (R7): leaf l is rows [begin[l], begin[l+1]), a multiple of 64
+// of them, the rows past a leaf's last token zero. leaves in {1,2,4,8}; an empty leaf contributes
+// +0. Host values.
 struct Leaves {
   int count;
   int64_t begin[kSlices + 1];
 };
 
-// gemm_wgrad: dw_g[n, k] = tree over leaves of chain over t in the leaf of dy[t, n] * x[t, g*gk + k]
-// dy [T, N] bf16; x [T, groups*gk] bf16; dw_g [N, gk] f32 at dw + g*dw_group, row stride lddw. Overwrites dw.
-// N % 8 == 0, gk % 8 == 0. A chain is fp32 from +0, t ascending.
+// gemm_wgrad: dw_g[n, k] = tree over leaves of chain over t in the leaf of dy[t, n] * x[t, g*gk +
+// k] dy [T, N] bf16; x [T, groups*gk] bf16; dw_g [N, gk] f32 at dw + g*dw_group, row stride lddw.
+// Overwrites dw. N % 8 == 0, gk % 8 == 0. A chain is fp32 from +0, t ascending.
 struct GemmWgradArgs {
   const bf16* dy;
   const bf16* x;
@@ -82,10 +90,12 @@ struct GemmWgradArgs {
   int64_t lddy, ldx, dw_group, lddw;
 };
 
-// ---- Row ops --------------------------------------------------------------------------------------------------
+// ---- Row ops
+// --------------------------------------------------------------------------------------------------
 
-// embedding: y[t] = table[ids[t]]. slice v of the padded vocabulary (rows v*slice_rows...) is at slice[v], which may
-// be another rank's memory: ownership selects, nothing is added. y [T, D] bf16. ids in [0, 8*slice_rows).
+// embedding: y[t] = table[ids[t]]. slice v of the padded vocabulary (rows v*slice_rows...) is at
+// slice[v], which may be another rank's memory: ownership selects, nothing is added. y [T, D] bf16.
+// ids in [0, 8*slice_rows).
 struct EmbeddingArgs {
   const bf16* slice[kSlices];
   int64_t slice_rows;
@@ -94,9 +104,10 @@ struct EmbeddingArgs {
   int64_t T, D;
 };
 
-// embedding_bwd: dw[row[i] - first_row] = tree over leaves of the sum over the leaf's tokens of dx[token], in token
-// order, for the `rows` distinct ids given in CSR form: tokens[row_begin[i]..row_begin[i+1]) ascending. Rows of dw not
-// named are left alone (the caller zeroes dw). dx [T, D] f32, dw [*, D] f32.
+// embedding_bwd: dw[row[i] - first_row] = tree over leaves of the sum over the leaf's tokens of
+// dx[token], in token order, for the `rows` distinct ids given in CSR form:
+// tokens[row_begin[i]..row_begin[i+1]) ascending. Rows of dw not named are left alone (the caller
+// zeroes dw). dx [T, D] f32, dw [*, D] f32.
 struct EmbeddingBwdArgs {
   const float* dx;
   float* dw;
@@ -107,10 +118,11 @@ struct EmbeddingBwdArgs {
   Leaves leaves;
 };
 
-// rms_norm: if delta: x_out = round(x + delta), else x_out = x; y = round(x_out * rsqrt(mean(x_out^2) + eps) * w)
-// x, delta, x_out, y [T, D] bf16 contiguous; x_out may alias x (required null when delta is null); w [D] bf16;
-// rstd [T] f32 optional. D % 8 == 0. Sum of squares: f32, fixed lane layout and tree, depends on D only.
-// The residual sum is rounded to bf16 before it is used.
+// rms_norm: if delta: x_out = round(x + delta), else x_out = x; y = round(x_out *
+// rsqrt(mean(x_out^2) + eps) * w) x, delta, x_out, y [T, D] bf16 contiguous; x_out may alias x
+// (required null when delta is null); w [D] bf16; rstd [T] f32 optional. D % 8 == 0. Sum of
+// squares: f32, fixed lane layout and tree, depends on D only. The residual sum is rounded to bf16
+// before it is used.
 struct RmsNormArgs {
   const bf16* x;
   const bf16* delta;
@@ -123,8 +135,8 @@ struct RmsNormArgs {
 };
 
 // rms_norm_bwd: dres[t] (+)= dx, with dx = rstd * (dy*w - xhat * mean(dy*w*xhat)), xhat = x*rstd.
-// dy, dres [T, D] f32; x [T, D] bf16; w [D] bf16; rstd [T] f32. `accumulate`: add to dres (the residual stream's
-// gradient), else overwrite. dres may alias dy.
+// dy, dres [T, D] f32; x [T, D] bf16; w [D] bf16; rstd [T] f32. `accumulate`: add to dres (the
+// residual stream's gradient), else overwrite. dres may alias dy.
 struct RmsNormBwdArgs {
   const float* dy;
   const bf16* x;
@@ -135,9 +147,10 @@ struct RmsNormBwdArgs {
   bool accumulate;
 };
 
-// rms_norm_wgrad: dw[d] = tree over leaves of the ordered sum over t in the leaf of dy[t,d] * x[t,d] * rstd[t].
-// Rows of dy past a leaf's tokens are zero. dw [D] f32, overwritten. The order inside a leaf is anchored at the leaf's start and
-// depends on nothing else. workspace: at least rms_norm_wgrad_workspace bytes.
+// rms_norm_wgrad: dw[d] = tree over leaves of the ordered sum over t in the leaf of dy[t,d] *
+// x[t,d] * rstd[t]. Rows of dy past a leaf's tokens are zero. dw [D] f32, overwritten. The order
+// inside a leaf is anchored at the leaf's start and depends on nothing else. workspace: at least
+// rms_norm_wgrad_workspace bytes.
 struct RmsNormWgradArgs {
   const float* dy;
   const bf16* x;
@@ -148,16 +161,18 @@ struct RmsNormWgradArgs {
   void* workspace;
 };
 
-// Paged K/V of one layer. Key row of (sequence s, position p, head h): entry e = page_table[s*max_pages +
-// p/page_size], shard = e >> 24, page = e & 0xffffff, element offset page*page_stride + (p % page_size)*token_stride
+// Paged K/V of one layer. Key row of (sequence s, position p, head h): entry e =
+// page_table[s*max_pages + p/page_size], shard = e >> 24, page = e & 0xffffff, element offset
+// page*page_stride + (p % page_size)*token_stride
 // + h*head_stride from k[shard] / v[shard]. Shards are memories of other ranks (rollout CP).
 //
-// Layouts. Strides are generic: any with a page_size that divides a key tile of R4 (CUDA: 16, 32, 64 or 128), strides
-// % 8 == 0 and 16-byte aligned pointers; anything else is an Error. rlk's own is kv_page_layout: pages of kKvPageSize keys,
-// [page][KH][kKvPageSize][Dh], so that the keys of one (page, head) are one contiguous piece.
-// Plain rows [S, KH, Dh] are a cache too: page_stride == token_stride, and an entry is the row of its first key.
-// Every page a context touches must be readable in full (plain rows: page_size - 1 rows past the last key), its
-// contents past the context may be anything.
+// Layouts. Strides are generic: any with a page_size that divides a key tile of R4 (CUDA: 16, 32,
+// 64 or 128), strides % 8 == 0 and 16-byte aligned pointers; anything else is an Error. rlk's own
+// is kv_page_layout: pages of kKvPageSize keys, [page][KH][kKvPageSize][Dh], so that the keys of
+// one (page, head) are one contiguous piece. Plain rows [S, KH, Dh] are a cache too: page_stride ==
+// token_stride, and an entry is the row of its first key. Every page a context touches must be
+// readable in full (plain rows: page_size - 1 rows past the last key), its contents past the
+// context may be anything.
 struct KvCache {
   bf16* k[kSlices];
   bf16* v[kSlices];
@@ -177,31 +192,34 @@ inline void kv_page_layout(KvCache& cache, int KH, int Dh, int page_size = kKvPa
 }
 
 // qk_norm_rope: from the packed projection of a rank's slices to rotated q and k, and v.
-// qkv [T, slices*(hq+2*hkv)*Dh] bf16, slice by slice q heads | k heads | v heads (hq = H/slices, hkv = KH/slices).
-// q, k: per head y = round(rope(round(x*rsqrt(mean(x^2)+eps)*w))), rope in fp32 from the bf16 value with the halves
-// (i, i + Dh/2) rotated by position * base^(-2i/Dh): cos and sin from the f32 table rope [max_position, Dh/2, 2].
-// Outputs q [T, H, Dh]; k, v either [T, KH, Dh] (k, v non-null) or straight into cache pages of (seq[t], position[t]).
+// qkv [T, slices*(hq+2*hkv)*Dh] bf16, slice by slice q heads | k heads | v heads (hq = H/slices,
+// hkv = KH/slices). q, k: per head y = round(rope(round(x*rsqrt(mean(x^2)+eps)*w))), rope in fp32
+// from the bf16 value with the halves (i, i + Dh/2) rotated by position * base^(-2i/Dh): cos and
+// sin from the f32 table rope [max_position, Dh/2, 2]. Outputs q [T, H, Dh]; k, v either [T, KH,
+// Dh] (k, v non-null) or straight into cache pages of (seq[t], position[t]).
 struct QkNormRopeArgs {
   const bf16* qkv;
-  const bf16* q_weight;  // [Dh]
-  const bf16* k_weight;  // [Dh]
+  const bf16* q_weight;     // [Dh]
+  const bf16* k_weight;     // [Dh]
   const int32_t* position;  // [T]
   const float* rope;
   bf16* q;
   bf16* k;
   bf16* v;
   const KvCache* cache;  // host pointer to the struct; null when k and v are given
-  const int32_t* seq;    // [T], row of the page table; null when k and v are given; a negative entry writes nothing
+  const int32_t* seq;  // [T], row of the page table; null when k and v are given; a negative entry
+                       // writes nothing
   int64_t T;
   int slices, hq, hkv, Dh;
   float eps;
 };
 
-// qk_norm_rope_bwd: gradients of the packed projection from dq [T, H, Dh], dk, dv [T, KH, Dh] bf16; the forward's qkv is
-// the input, statistics are computed again. dqkv bf16 packed as qkv, rounded once from fp32.
-// q_dw, k_dw [Dh] f32 per virtual TP slice of this rank and leaf, summed over (token, head) in an order that is anchored at the
-// leaf's start and depends on nothing else; leaves cover the T rows:
-// dw [leaves.count, slices, Dh]; callers join the 64 leaves (TP tree inside each CP slice, then the CP tree).
+// qk_norm_rope_bwd: gradients of the packed projection from dq [T, H, Dh], dk, dv [T, KH, Dh] bf16;
+// the forward's qkv is the input, statistics are computed again. dqkv bf16 packed as qkv, rounded
+// once from fp32. q_dw, k_dw [Dh] f32 per virtual TP slice of this rank and leaf, summed over
+// (token, head) in an order that is anchored at the leaf's start and depends on nothing else;
+// leaves cover the T rows: dw [leaves.count, slices, Dh]; callers join the 64 leaves (TP tree
+// inside each CP slice, then the CP tree).
 struct QkNormRopeBwdArgs {
   const bf16* qkv;
   const bf16* q_weight;
@@ -221,7 +239,8 @@ struct QkNormRopeBwdArgs {
   void* workspace;  // qk_norm_rope_bwd_workspace bytes
 };
 
-// kv_write: k, v [T, KH, Dh] rows into the pages of (seq[t], position[t]); a negative seq writes nothing.
+// kv_write: k, v [T, KH, Dh] rows into the pages of (seq[t], position[t]); a negative seq writes
+// nothing.
 struct KvWriteArgs {
   const bf16* k;
   const bf16* v;
@@ -232,7 +251,8 @@ struct KvWriteArgs {
   int KH, Dh;
 };
 
-// swiglu: act[t, v*fs + f] = round(silu(gate) * up); gate_up [T, slices*2*fs] slice by slice gate | up, act [T, slices*fs].
+// swiglu: act[t, v*fs + f] = round(silu(gate) * up); gate_up [T, slices*2*fs] slice by slice gate |
+// up, act [T, slices*fs].
 struct SwigluArgs {
   const bf16* gate_up;
   bf16* act;
@@ -240,8 +260,8 @@ struct SwigluArgs {
   int slices;
 };
 
-// swiglu_bwd: d_gate_up bf16 (packed as gate_up) from dact bf16 [T, slices*fs]; fp32 inside, rounded once. May
-// alias gate_up.
+// swiglu_bwd: d_gate_up bf16 (packed as gate_up) from dact bf16 [T, slices*fs]; fp32 inside,
+// rounded once. May alias gate_up.
 struct SwigluBwdArgs {
   const bf16* gate_up;
   const bf16* dact;
@@ -250,59 +270,64 @@ struct SwigluBwdArgs {
   int slices;
 };
 
-// ---- Attention (R4) -------------------------------------------------------------------------------------------
+// ---- Attention (R4)
+// -------------------------------------------------------------------------------------------
 
-// Queries [row, row+len) are positions [position, position+len) of sequence `seq` (row of the page table); query p sees keys 0..p.
+// Queries [row, row+len) are positions [position, position+len) of sequence `seq` (row of the page
+// table); query p sees keys 0..p.
 struct AttentionSegment {
   int32_t seq, position, len, row;
 };
 
-// attention: o = softmax(scale * q k^T) v over paged K/V, causal, grouped queries (H % KH == 0, H/KH <= 8).
-// q, o [T, H, Dh] bf16; head h reads KV head h / (H/KH). lse [T, H] f32 optional: M + log2(L) in exp2 units (R4).
-// segments is device-accessible; the max_* bounds are host values and choose kernels, never orders. What lies in the
-// cache beyond a sequence's last key may be anything. Segments of one call name different rows; a segment of len 0 is
-// skipped (idle slots of a captured graph).
-// past_ready: the caller promises that segments, page_table and every key before a segment's `position` were written
-// before some kernel earlier in the stream started that was not itself a dependent launch (an upload at the head of a
-// graph or step, say). Then decode (max_len 1) may load them while the kernel ahead of it still runs.
+// attention: o = softmax(scale * q k^T) v over paged K/V, causal, grouped queries (H % KH == 0,
+// H/KH <= 8). q, o [T, H, Dh] bf16; head h reads KV head h / (H/KH). lse [T, H] f32 optional: M +
+// log2(L) in exp2 units (R4). segments is device-accessible; the max_* bounds are host values and
+// choose kernels, never orders. What lies in the cache beyond a sequence's last key may be
+// anything. Segments of one call name different rows; a segment of len 0 is skipped (idle slots of
+// a captured graph). past_ready: the caller promises that segments, page_table and every key before
+// a segment's `position` were written before some kernel earlier in the stream started that was not
+// itself a dependent launch (an upload at the head of a graph or step, say). Then decode (max_len
+// 1) may load them while the kernel ahead of it still runs.
 struct AttentionArgs {
   const bf16* q;
   KvCache cache;
   const AttentionSegment* segments;
   int32_t n_segments;
-  int32_t max_len;       // >= every segment's len
-  int32_t max_context;   // >= every position + len
+  int32_t max_len;      // >= every segment's len
+  int32_t max_context;  // >= every position + len
   bf16* o;
   float* lse;
   int64_t T;
   int H, KH, Dh;
   float scale;
-  void* workspace;       // attention_workspace bytes
+  void* workspace;          // attention_workspace bytes
   bool past_ready = false;  // see above; false is always right
 };
 
-// attention_bwd_dq / attention_bwd_dkv: the two canonical passes of the backward. Whole sequences are contiguous: sequence s has
-// rows [seq_begin[s], seq_begin[s+1]) of q, k, v, o, d_o, lse, delta (position = row - seq_begin[s]).
-// delta[row, h] = sum over Dh of o*d_o (attention_delta, fixed order). Each pass produces only the rows named by its
-// segments (dq: query rows; dkv: key rows), written at segment.row of the compact output: dq [T, H, Dh], dk, dv [T, KH, Dh] bf16.
-// dQ: key tiles from position 0 ascending; dK, dV: query tiles anchored at absolute positions, and the group's heads, in order.
+// attention_bwd_dq / attention_bwd_dkv: the two canonical passes of the backward. Whole sequences
+// are contiguous: sequence s has rows [seq_begin[s], seq_begin[s+1]) of q, k, v, o, d_o, lse, delta
+// (position = row - seq_begin[s]). delta[row, h] = sum over Dh of o*d_o (attention_delta, fixed
+// order). Each pass produces only the rows named by its segments (dq: query rows; dkv: key rows),
+// written at segment.row of the compact output: dq [T, H, Dh], dk, dv [T, KH, Dh] bf16. dQ: key
+// tiles from position 0 ascending; dK, dV: query tiles anchored at absolute positions, and the
+// group's heads, in order.
 struct AttentionBwdArgs {
-  const bf16* q;       // [S, H, Dh]
-  const bf16* k;       // [S, KH, Dh]
-  const bf16* v;       // [S, KH, Dh]
-  const bf16* d_o;     // [S, H, Dh]
-  const float* lse;    // [S, H]
-  const float* delta;  // [S, H]
-  const int32_t* seq_begin;            // [sequences + 1], device-accessible
-  const AttentionSegment* segments;    // device-accessible
+  const bf16* q;                     // [S, H, Dh]
+  const bf16* k;                     // [S, KH, Dh]
+  const bf16* v;                     // [S, KH, Dh]
+  const bf16* d_o;                   // [S, H, Dh]
+  const float* lse;                  // [S, H]
+  const float* delta;                // [S, H]
+  const int32_t* seq_begin;          // [sequences + 1], device-accessible
+  const AttentionSegment* segments;  // device-accessible
   int32_t n_segments, max_len, max_context;
-  bf16* dq;            // attention_bwd_dq
-  bf16* dk;            // attention_bwd_dkv
+  bf16* dq;  // attention_bwd_dq
+  bf16* dk;  // attention_bwd_dkv
   bf16* dv;
   int64_t S;
   int H, KH, Dh;
   float scale;
-  void* workspace;     // attention_bwd_workspace bytes
+  void* workspace;  // attention_bwd_workspace bytes
 };
 
 struct AttentionDeltaArgs {
@@ -313,21 +338,24 @@ struct AttentionDeltaArgs {
   int H, Dh;
 };
 
-// ---- Logits, log-probs, sampling (R5, R6) ---------------------------------------------------------------------
+// ---- Logits, log-probs, sampling (R5, R6)
+// ---------------------------------------------------------------------
 
-// Logits rows of a rank: bf16 [T, slices*slice_rows], virtual vocabulary slices first_slice.. in order. Ids >= vocab are padding.
+// Logits rows of a rank: bf16 [T, slices*slice_rows], virtual vocabulary slices first_slice.. in
+// order. Ids >= vocab are padding.
 struct LogitsView {
   const bf16* x;
   int64_t T, ld;
   int64_t slice_rows;  // V'/8
   int first_slice, slices;
-  int64_t vocab;       // real vocabulary
+  int64_t vocab;  // real vocabulary
 };
 
-// logits_support: threshold[t] = bf16_key of the smallest value in row t's support. Needs whole rows (slices == 8).
-// top_k[t] (-1 or 0: off) first, ties at the k-th value kept; then top_p[t] over what is left: values in descending order until their
-// mass reaches top_p of the total, ties kept. Mass of a value = count * exp((value - max) * inv_temp), sums in an order fixed by
-// the values alone. 0 (keep everything) where both are off. error[0] |= 1 on a NaN.
+// logits_support: threshold[t] = bf16_key of the smallest value in row t's support. Needs whole
+// rows (slices == 8). top_k[t] (-1 or 0: off) first, ties at the k-th value kept; then top_p[t]
+// over what is left: values in descending order until their mass reaches top_p of the total, ties
+// kept. Mass of a value = count * exp((value - max) * inv_temp), sums in an order fixed by the
+// values alone. 0 (keep everything) where both are off. error[0] |= 1 on a NaN.
 struct SupportArgs {
   LogitsView logits;
   const float* inv_temp;  // [T]
@@ -335,14 +363,15 @@ struct SupportArgs {
   const int32_t* top_k;   // [T]
   uint32_t* threshold;    // [T]
   int32_t* error;
-  void* workspace;        // support_workspace bytes
+  void* workspace;  // support_workspace bytes
 };
 
 // One virtual vocabulary slice of one row: the softmax statistics over its part of the support.
 struct SliceStats {
-  float max;     // of x*inv_temp; -inf when nothing of the support is here
-  float sum;     // of exp(x*inv_temp - max)
-  float target;  // x[target]*inv_temp when the target is in this slice and in the support, else -inf
+  float max;  // of x*inv_temp; -inf when nothing of the support is here
+  float sum;  // of exp(x*inv_temp - max)
+  float
+      target;  // x[target]*inv_temp when the target is in this slice and in the support, else -inf
   float pad;
 };
 
@@ -356,8 +385,9 @@ struct LogprobStatsArgs {
   int32_t* error;         // error[0] |= 1 on a NaN
 };
 
-// logprob_merge: joins the 8 slices' statistics in ascending order. stats [ranks][T][8/ranks] as an all-gather leaves them.
-// logp[t] = target - (M + log S), -inf when the target lies outside the support; lse[t] = M + log S.
+// logprob_merge: joins the 8 slices' statistics in ascending order. stats [ranks][T][8/ranks] as an
+// all-gather leaves them. logp[t] = target - (M + log S), -inf when the target lies outside the
+// support; lse[t] = M + log S.
 struct LogprobMergeArgs {
   const SliceStats* stats;
   int ranks;
@@ -366,8 +396,9 @@ struct LogprobMergeArgs {
   float* lse;
 };
 
-// logprob_bwd: dlogits[t, j] = round(g[t] * inv_temp[t] * (exp(x*inv_temp - lse[t]) - [j == target])) inside the support, 0 outside
-// it and for padding. dlogits has the view's shape and stride and may alias it.
+// logprob_bwd: dlogits[t, j] = round(g[t] * inv_temp[t] * (exp(x*inv_temp - lse[t]) - [j ==
+// target])) inside the support, 0 outside it and for padding. dlogits has the view's shape and
+// stride and may alias it.
 struct LogprobBwdArgs {
   LogitsView logits;
   const float* inv_temp;
@@ -384,8 +415,9 @@ struct Candidate {
   int32_t token;
 };
 
-// sample: best[t] = the token of the view's support with the largest x*inv_temp + gumbel(u), ties to the lower id;
-// u = (bits + 0.5) * 2^-32 from sample_block (philox.h), never rounded to 1. inv_temp[t] == 0: greedy, score = x.
+// sample: best[t] = the token of the view's support with the largest x*inv_temp + gumbel(u), ties
+// to the lower id; u = (bits + 0.5) * 2^-32 from sample_block (philox.h), never rounded to 1.
+// inv_temp[t] == 0: greedy, score = x.
 struct SampleArgs {
   LogitsView logits;
   const float* inv_temp;
@@ -403,7 +435,8 @@ struct SampleMergeArgs {
   int32_t* token;
 };
 
-// ---- Optimizer and helpers ------------------------------------------------------------------------------------
+// ---- Optimizer and helpers
+// ------------------------------------------------------------------------------------
 
 // adamw: g = grad*grad_scale; m = beta1*m + (1-beta1)*g; v = beta2*v + (1-beta2)*g^2;
 // master -= lr * (m*bias1 / (sqrt(v*bias2) + eps) + weight_decay*master); weight = round(master).
@@ -420,14 +453,16 @@ struct AdamWArgs {
 
 inline constexpr int64_t kNormTile = 65536;  // elements of one gradient-norm tile
 
-// sum_squares: out[i] = fp64 sum of x^2 over tile i of kNormTile elements (last one shorter), fixed order inside a tile.
+// sum_squares: out[i] = fp64 sum of x^2 over tile i of kNormTile elements (last one shorter), fixed
+// order inside a tile.
 struct SumSquaresArgs {
   const float* x;
   int64_t n;
   double* out;  // [ceil(n / kNormTile)]
 };
 
-// tree_add: out[i] = aligned tree over `count` (1,2,4,8) parts, fp32; bf16 output rounds once. accumulate (f32 only): out += tree.
+// tree_add: out[i] = aligned tree over `count` (1,2,4,8) parts, fp32; bf16 output rounds once.
+// accumulate (f32 only): out += tree.
 struct TreeAddArgs {
   const float* part[kSlices];
   int count;
@@ -437,14 +472,16 @@ struct TreeAddArgs {
   bool accumulate;
 };
 
-// Bytes to hash in pieces. first_piece: the sum of ceil(bytes / piece) over the ranges before it; bytes > 0.
+// Bytes to hash in pieces. first_piece: the sum of ceil(bytes / piece) over the ranges before it;
+// bytes > 0.
 struct Sha256Range {
   const void* data;  // 16-byte aligned
   int64_t bytes, first_piece;
 };
 
-// sha256_pieces: digest[i] = SHA-256 of piece i; the ranges' pieces in order, `piece` bytes each, a range's last one shorter.
-// Many ranges a call: a piece is a serial chain, so the device is full from about 16,000 pieces on. piece % 16 == 0.
+// sha256_pieces: digest[i] = SHA-256 of piece i; the ranges' pieces in order, `piece` bytes each, a
+// range's last one shorter. Many ranges a call: a piece is a serial chain, so the device is full
+// from about 16,000 pieces on. piece % 16 == 0.
 struct Sha256Args {
   const Sha256Range* ranges;  // [n_ranges], device-accessible
   int32_t n_ranges;
@@ -452,8 +489,9 @@ struct Sha256Args {
   uint8_t* digest;        // [pieces][32]
 };
 
-// init_normal: w[i] = round(std * z(first + i)). Elements 4q..4q+3 come from the philox block with counter {q low, q high, 0, 0} and
-// key mix64(seed ^ mix64(tensor)): words (0, 1) are radius and angle of a Box-Muller pair (cosine first), words (2, 3) of the next.
+// init_normal: w[i] = round(std * z(first + i)). Elements 4q..4q+3 come from the philox block with
+// counter {q low, q high, 0, 0} and key mix64(seed ^ mix64(tensor)): words (0, 1) are radius and
+// angle of a Box-Muller pair (cosine first), words (2, 3) of the next.
 struct InitNormalArgs {
   bf16* w;
   int64_t n, first;
@@ -468,8 +506,8 @@ struct CastArgs {
   int64_t n;
 };
 
-// gather_rows: y[i] = x[index[i]]; scatter_rows: y[index[i]] = x[i]; a negative index gives a zero row (gather) or is skipped
-// (scatter). Rows of row_bytes (% 4 == 0).
+// gather_rows: y[i] = x[index[i]]; scatter_rows: y[index[i]] = x[i]; a negative index gives a zero
+// row (gather) or is skipped (scatter). Rows of row_bytes (% 4 == 0).
 struct RowMapArgs {
   const void* x;
   void* y;
@@ -477,7 +515,8 @@ struct RowMapArgs {
   int64_t rows, row_bytes;
 };
 
-// ---- The table ------------------------------------------------------------------------------------------------
+// ---- The table
+// ------------------------------------------------------------------------------------------------
 
 struct Ops {
   const char* backend;  // "cpu", "cuda"
@@ -523,14 +562,15 @@ struct Ops {
   size_t (*sample_workspace)(const SampleArgs&);
 
   // Memory and streams.
-  void* (*alloc)(size_t bytes);                       // 256-byte aligned, zeroed; throws Error when there is none
+  void* (*alloc)(size_t bytes);  // 256-byte aligned, zeroed; throws Error when there is none
   void (*free)(void*);
   void (*copy)(Stream, void* to, const void* from, size_t bytes);  // any direction
   void (*zero)(Stream, void*, size_t bytes);
-  void (*synchronize)(Stream);                        // waits; throws Error with the device's message
+  void (*synchronize)(Stream);  // waits; throws Error with the device's message
 
-  // Streams, page-locked host memory and captured graphs of a device backend; null on the CPU, whose stream is null.
-  // Between capture_begin and capture_end the thread's ops on the stream are recorded, not run; nothing may be allocated.
+  // Streams, page-locked host memory and captured graphs of a device backend; null on the CPU,
+  // whose stream is null. Between capture_begin and capture_end the thread's ops on the stream are
+  // recorded, not run; nothing may be allocated.
   Stream (*stream_create)() = nullptr;
   void (*stream_destroy)(Stream) = nullptr;
   void* (*alloc_host)(size_t bytes) = nullptr;  // zeroed; the device can read and write it

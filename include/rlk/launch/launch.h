@@ -62,8 +62,8 @@ struct RankResult {
 };
 
 struct LaunchFailure {
-  int rank = -1;                        // -1: the launcher itself
-  std::string phase;                    // "rollout of step 3"
+  int rank = -1;       // -1: the launcher itself
+  std::string phase;   // "rollout of step 3"
   std::string reason;  // "killed by SIGSEGV", "no progress for 600 s", the worker's message
   std::vector<std::string> last_lines;  // of the rank's output
   std::string text() const;             // one line

@@ -1,6 +1,7 @@
 #pragma once
-// Context parallelism in training: every rank computes K and V of its own tokens and needs everybody's (R4: CP never changes the
-// arithmetic, it moves rows). Forward: gathered into this rank's pages. Backward: gathered into whole sequences.
+// Context parallelism in training: every rank computes K and V of its own tokens and needs
+// everybody's (R4: CP never changes the arithmetic, it moves rows). Forward: gathered into this
+// rank's pages. Backward: gathered into whole sequences.
 //
 // Borrows everything; made anew for every super-batch.
 
@@ -13,8 +14,8 @@ namespace rlk {
 
 // Which rows the ranks of the CP group hold. Device-accessible arrays, one per member.
 struct CpMap {
-  int64_t T = 0;  // rows of every rank, padding included
-  int64_t S = 0;  // rows of all sequences, one after the other
+  int64_t T = 0;                         // rows of every rank, padding included
+  int64_t S = 0;                         // rows of all sequences, one after the other
   std::vector<const int32_t*> seq;       // [T] page-table row, -1 padding
   std::vector<const int32_t*> position;  // [T]
   std::vector<const int32_t*> row;       // [T] row among the S, -1 padding
@@ -39,9 +40,10 @@ class CpExchange {
 
   // Pages of every sequence from all ranks' a.k, a.v.
   void publish(const LayerActs& a, const KvCache& cache) const;
-  // q, k, v, lse of `a`, d_o [T, H, Dh] and delta [T, H] of all ranks into `to`. d_o and delta must lie together as
-  // pair_at() lays them out.
-  void collect(const LayerActs& a, const bf16* d_o, const float* delta, const SequenceActs& to) const;
+  // q, k, v, lse of `a`, d_o [T, H, Dh] and delta [T, H] of all ranks into `to`. d_o and delta must
+  // lie together as pair_at() lays them out.
+  void collect(const LayerActs& a, const bf16* d_o, const float* delta,
+               const SequenceActs& to) const;
 
   struct Pair {
     bf16* d_o;

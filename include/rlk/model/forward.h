@@ -1,6 +1,7 @@
 #pragma once
-// The Qwen3 forward pass, written once: rollout (decode, prefill) and training (scoring, recompute) make the same flat list of
-// op calls on every backend. What differs is data: which tokens, which pages, how many buffers are kept.
+// The Qwen3 forward pass, written once: rollout (decode, prefill) and training (scoring, recompute)
+// make the same flat list of op calls on every backend. What differs is data: which tokens, which
+// pages, how many buffers are kept.
 //
 // Ownership: everything is borrowed. Threads: one per rank.
 
@@ -20,12 +21,12 @@ namespace rlk {
 struct Context {
   const Ops* attention;  // QKV and output projections, norms, attention
   const Ops* ffn;
-  const Ops* logp;       // head, log-probs, sampling
+  const Ops* logp;  // head, log-probs, sampling
   Stream stream;
-  Communicator* tp;      // of the engine: its virtual slices add up to 8
+  Communicator* tp;  // of the engine: its virtual slices add up to 8
   ModelConfig config;
-  const float* rope;     // [max_position, Dh/2, 2] cos, sin
-  Trace* trace;          // null unless --trace-ops
+  const float* rope;  // [max_position, Dh/2, 2] cos, sin
+  Trace* trace;       // null unless --trace-ops
 };
 
 // Rows of a forward pass. Device-accessible arrays.
@@ -33,27 +34,28 @@ struct Batch {
   int64_t T = 0;
   const int32_t* ids = nullptr;       // [T]
   const int32_t* position = nullptr;  // [T]
-  const int32_t* seq = nullptr;       // [T] row of the page table; negative: padding, belongs to no sequence
+  const int32_t* seq =
+      nullptr;  // [T] row of the page table; negative: padding, belongs to no sequence
   const AttentionSegment* segments = nullptr;
   int32_t n_segments = 0, max_len = 0, max_context = 0;
 };
 
-// Buffers of one layer over T rows, this rank's slices. The rollout engine keeps one and lets every layer write it; training keeps
-// one per layer, or one that recompute fills again.
+// Buffers of one layer over T rows, this rank's slices. The rollout engine keeps one and lets every
+// layer write it; training keeps one per layer, or one that recompute fills again.
 struct LayerActs {
-  bf16* x;        // [T, D] residual stream entering the layer
-  bf16* y1;       // [T, D] after the input norm
-  bf16* qkv;      // [T, n*(hq+2*hkv)*Dh]
-  bf16* q;        // [T, n*hq, Dh]
-  bf16* k;        // [T, n*hkv, Dh] (training only)
+  bf16* x;    // [T, D] residual stream entering the layer
+  bf16* y1;   // [T, D] after the input norm
+  bf16* qkv;  // [T, n*(hq+2*hkv)*Dh]
+  bf16* q;    // [T, n*hq, Dh]
+  bf16* k;    // [T, n*hkv, Dh] (training only)
   bf16* v;
-  bf16* o;        // [T, n*hq, Dh] attention output
-  bf16* x_mid;    // [T, D] residual stream after attention
-  bf16* y2;       // [T, D] after the second norm
-  bf16* gate_up;  // [T, n*2*F/8]
-  bf16* act;      // [T, n*F/8]
+  bf16* o;               // [T, n*hq, Dh] attention output
+  bf16* x_mid;           // [T, D] residual stream after attention
+  bf16* y2;              // [T, D] after the second norm
+  bf16* gate_up;         // [T, n*2*F/8]
+  bf16* act;             // [T, n*F/8]
   float *rstd1, *rstd2;  // [T]
-  float* lse;     // [T, n*hq] (training only)
+  float* lse;            // [T, n*hq] (training only)
 };
 
 struct ForwardScratch {
@@ -62,23 +64,26 @@ struct ForwardScratch {
   void* attention_workspace;
 };
 
-// Bytes of LayerActs for T rows and n slices, and the struct laid out at `base` (null: only the size).
+// Bytes of LayerActs for T rows and n slices, and the struct laid out at `base` (null: only the
+// size).
 int64_t layer_acts_bytes(const ModelConfig&, int64_t T, int slices, bool training);
 LayerActs layer_acts_at(void* base, const ModelConfig&, int64_t T, int slices, bool training);
 
-// Writes the layer's K/V where attention will look for them. Rollout: null, the rope op writes the pages itself. Training:
-// gathers k and v over the CP group and writes this rank's pages.
+// Writes the layer's K/V where attention will look for them. Rollout: null, the rope op writes the
+// pages itself. Training: gathers k and v over the CP group and writes this rank's pages.
 using KvPublish = std::function<void(const LayerActs&)>;
 
 // x of layer 0 = embedding rows.
 void embed(const Context&, const WeightsView&, const Batch&, bf16* x);
 
-// One layer. `previous`: x_mid of the layer before (null for layer 0, whose a.x holds the embedding); scratch.delta: its down
-// projection. Leaves x_mid in `a` and this layer's down projection in scratch.delta.
+// One layer. `previous`: x_mid of the layer before (null for layer 0, whose a.x holds the
+// embedding); scratch.delta: its down projection. Leaves x_mid in `a` and this layer's down
+// projection in scratch.delta.
 void forward_layer(const Context&, const WeightsView&, int layer, const Batch&, const KvCache&,
                    const KvPublish&, const bf16* previous, LayerActs& a, ForwardScratch&);
 
-// y = round(partial sums over the engine's ranks): finishes a row-parallel projection of T rows of D.
+// y = round(partial sums over the engine's ranks): finishes a row-parallel projection of T rows of
+// D.
 void row_parallel(const Context&, const Ops&, const bf16* x, const bf16* w, int64_t T, int64_t ks,
                   int slices, ForwardScratch&);
 

@@ -1,5 +1,6 @@
 #pragma once
-// From the last residual stream to logits, log-probs and sampled tokens, for chosen rows: one code for both engines (R5, R6).
+// From the last residual stream to logits, log-probs and sampled tokens, for chosen rows: one code
+// for both engines (R5, R6).
 
 #include <cstdint>
 
@@ -7,7 +8,8 @@
 
 namespace rlk {
 
-// Per-row sampling values, device-accessible [R]. A greedy row has inv_temp 0, logp_inv_temp 1 and an unlimited support.
+// Per-row sampling values, device-accessible [R]. A greedy row has inv_temp 0, logp_inv_temp 1 and
+// an unlimited support.
 struct RowSampling {
   const float* inv_temp;
   const float* logp_inv_temp;
@@ -18,31 +20,31 @@ struct RowSampling {
 
 // Buffers for R rows and n vocabulary slices.
 struct HeadActs {
-  bf16* x_mid;       // [R, D] gathered
-  bf16* delta;       // [R, D] gathered; afterwards the final residual stream is in x
-  bf16* x;           // [R, D]
-  bf16* y;           // [R, D] after the final norm
-  float* rstd;       // [R]
-  bf16* logits;      // [R, n*V'/8]; the backward pass writes its gradient here
-  bf16* parts;       // [tp, R, n*V'/8] gathered (limited supports, tp > 1)
-  bf16* full;        // [R, V'] rows of all slices (limited supports; == logits when tp == 1)
-  int32_t* full_row; // [tp*R] where the gathered parts go
-  uint32_t* threshold;  // [R]
-  SliceStats* stats;    // [R, n]
+  bf16* x_mid;            // [R, D] gathered
+  bf16* delta;            // [R, D] gathered; afterwards the final residual stream is in x
+  bf16* x;                // [R, D]
+  bf16* y;                // [R, D] after the final norm
+  float* rstd;            // [R]
+  bf16* logits;           // [R, n*V'/8]; the backward pass writes its gradient here
+  bf16* parts;            // [tp, R, n*V'/8] gathered (limited supports, tp > 1)
+  bf16* full;             // [R, V'] rows of all slices (limited supports; == logits when tp == 1)
+  int32_t* full_row;      // [tp*R] where the gathered parts go
+  uint32_t* threshold;    // [R]
+  SliceStats* stats;      // [R, n]
   SliceStats* all_stats;  // [tp, R, n]
-  Candidate* best;      // [R]
-  Candidate* all_best;  // [tp, R]
-  float* logp;       // [R]
-  float* lse;        // [R]
-  int32_t* error;    // [1]
+  Candidate* best;        // [R]
+  Candidate* all_best;    // [tp, R]
+  float* logp;            // [R]
+  float* lse;             // [R]
+  int32_t* error;         // [1]
   void* workspace;
 };
 int64_t head_acts_bytes(const Context&, int64_t R, int slices, bool limited);
 // full_row is filled by the call (host copy): R fixes it.
 HeadActs head_acts_at(void* base, const Context&, int64_t R, int slices, bool limited);
 
-// Gathers rows index[R] (negative: a zero row) of the last layer's x_mid and delta, adds, norms, and computes logits; then, where
-// supports are limited, their thresholds.
+// Gathers rows index[R] (negative: a zero row) of the last layer's x_mid and delta, adds, norms,
+// and computes logits; then, where supports are limited, their thresholds.
 void head_logits(const Context&, const WeightsView&, const bf16* x_mid, const bf16* delta,
                  const int32_t* index, int64_t R, const RowSampling&, HeadActs&);
 

@@ -1,5 +1,6 @@
 #pragma once
-// Device memory that engines hold: buffers that grow but never shrink, and host arrays uploaded together.
+// Device memory that engines hold: buffers that grow but never shrink, and host arrays uploaded
+// together.
 
 #include <cstdint>
 #include <cstring>
@@ -30,7 +31,8 @@ class DeviceBuffer {
   int64_t bytes_ = 0;
 };
 
-// Host arrays laid out one after the other and copied to the device in one transfer. Usage: add() all, commit() once, then at().
+// Host arrays laid out one after the other and copied to the device in one transfer. Usage: add()
+// all, commit() once, then at().
 class Upload {
  public:
   explicit Upload(const Ops& ops) : ops_(&ops), buffer_(ops) {}

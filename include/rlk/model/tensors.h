@@ -1,7 +1,8 @@
 #pragma once
-// The table of a model's tensors: what Hugging Face calls each, where its virtual slices lie in rlk's storage, and which rank of a
-// CP group owns which piece of the optimizer. Pure arithmetic over ModelConfig; everything else (weights, gradients,
-// optimizer, fingerprints, import, export) walks this table.
+// The table of a model's tensors: what Hugging Face calls each, where its virtual slices lie in
+// rlk's storage, and which rank of a CP group owns which piece of the optimizer. Pure arithmetic
+// over ModelConfig; everything else (weights, gradients, optimizer, fingerprints, import, export)
+// walks this table.
 
 #include <cstdint>
 #include <string>
@@ -12,9 +13,20 @@
 
 namespace rlk {
 
-// One stored matrix. q, k and v of a slice are stored one after the other, and so are gate and up (R0).
+// One stored matrix. q, k and v of a slice are stored one after the other, and so are gate and up
+// (R0).
 enum class Storage {
-  embed, input_norm, qkv, q_norm, k_norm, o, post_norm, gate_up, down, final_norm, head
+  embed,
+  input_norm,
+  qkv,
+  q_norm,
+  k_norm,
+  o,
+  post_norm,
+  gate_up,
+  down,
+  final_norm,
+  head
 };
 
 // How the Hugging Face tensor is cut into virtual slices.
@@ -34,19 +46,21 @@ struct TensorSpec {
   int slices() const { return cut == Cut::none ? 1 : 8; }
   // Elements of slice s that exist in the model (vocabulary slices end at the real vocabulary).
   int64_t slice_elements(int s) const;
-  std::vector<int64_t> shape() const { return vector ? std::vector{cols} : std::vector{rows, cols}; }
+  std::vector<int64_t> shape() const {
+    return vector ? std::vector{cols} : std::vector{rows, cols};
+  }
 };
 
 // Elements of one slice of a storage, over all tensors in it.
 int64_t storage_slice_elements(const ModelConfig&, Storage);
 bool storage_sliced(Storage);
 
-// Every tensor, in the order embed, layers ascending (input_norm, q, k, v, q_norm, k_norm, o, post_norm, gate, up,
-// down), final norm, lm_head (absent when tied).
+// Every tensor, in the order embed, layers ascending (input_norm, q, k, v, q_norm, k_norm, o,
+// post_norm, gate, up, down), final norm, lm_head (absent when tied).
 std::vector<TensorSpec> model_tensors(const ModelConfig&);
 
-// Where each storage of each layer lies in an arena that holds `slices` adjacent virtual slices. Elements; each
-// storage starts on a 128-element boundary.
+// Where each storage of each layer lies in an arena that holds `slices` adjacent virtual slices.
+// Elements; each storage starts on a 128-element boundary.
 class ArenaLayout {
  public:
   ArenaLayout(const ModelConfig&, int slices);
@@ -69,8 +83,8 @@ class ArenaLayout {
   int64_t first_layer_ = 0, layer_elements_ = 0, elements_ = 0;
 };
 
-// The piece of optimizer state that one CP rank owns as a whole: at most kUnit elements of one tensor slice. A unit of
-// fp32 is one 1 MiB piece of the fingerprint and four gradient-norm tiles.
+// The piece of optimizer state that one CP rank owns as a whole: at most kUnit elements of one
+// tensor slice. A unit of fp32 is one 1 MiB piece of the fingerprint and four gradient-norm tiles.
 inline constexpr int64_t kUnit = 262144;
 
 struct Unit {
@@ -78,11 +92,11 @@ struct Unit {
   int slice;      // virtual slice, 0 for replicated tensors
   int64_t begin;  // elements, inside the tensor's slice
   int64_t count;
-  int owner;      // CP index
+  int owner;  // CP index
 };
 
-// The units of one TP shard (the range's virtual slices, and replicated tensors) in (tensor, slice, piece) order, dealt
-// round-robin to `cp` owners.
+// The units of one TP shard (the range's virtual slices, and replicated tensors) in (tensor, slice,
+// piece) order, dealt round-robin to `cp` owners.
 std::vector<Unit> shard_units(const std::vector<TensorSpec>&, Topology::Range range, int cp);
 
 }  // namespace rlk

@@ -1,6 +1,7 @@
 #pragma once
-// A rank's weights: one bf16 arena in virtual-slice-major order, holding the union of its training and its rollout slices
-// (R0 makes them nested). Views borrow the arena. Loading reads only the rank's own rectangles of each tensor.
+// A rank's weights: one bf16 arena in virtual-slice-major order, holding the union of its training
+// and its rollout slices (R0 makes them nested). Views borrow the arena. Loading reads only the
+// rank's own rectangles of each tensor.
 
 #include <functional>
 #include <memory>
@@ -23,10 +24,11 @@ struct WeightsView {
   const bf16* embed[kSlices];  // all 8 slices: own memory where held, else another rank's
   std::vector<LayerWeights> layer;
   const bf16* final_norm;
-  const bf16* head;            // first slice of the range
+  const bf16* head;  // first slice of the range
 };
 
-// Reads rows [row0, row0+rows) and columns [col0, col0+cols) of a named tensor into `to` (row-major, cols wide).
+// Reads rows [row0, row0+rows) and columns [col0, col0+cols) of a named tensor into `to`
+// (row-major, cols wide).
 using TensorReader = std::function<void(const TensorSpec&, int64_t row0, int64_t rows, int64_t col0,
                                         int64_t cols, bf16* to)>;
 
@@ -47,8 +49,8 @@ class Weights {
 
   WeightsView view(Topology::Range range) const;
 
-  // Pulls every unit this rank holds but does not own from its owner (rank of the TP shard, and CP index, that owns it).
-  // Collective over the world; ends with every rank's arena current.
+  // Pulls every unit this rank holds but does not own from its owner (rank of the TP shard, and CP
+  // index, that owns it). Collective over the world; ends with every rank's arena current.
   void sync(const Ops&, Stream);
 
  private:

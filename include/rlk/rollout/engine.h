@@ -1,6 +1,7 @@
 #pragma once
-// The rollout engine of one rank: continuous batching over paged K/V with the model's one forward pass, sampling, and the
-// log-prob of every drawn token. All ranks of an engine call generate() with the same requests and get the same results.
+// The rollout engine of one rank: continuous batching over paged K/V with the model's one forward
+// pass, sampling, and the log-prob of every drawn token. All ranks of an engine call generate()
+// with the same requests and get the same results.
 
 #include <cstdint>
 #include <functional>
@@ -22,7 +23,8 @@ struct SamplingParams {
 };
 
 struct GenerateRequest {
-  int64_t prompt_index = 0;  // dataset row: part of the sampling key, and what prefix sharing goes by
+  int64_t prompt_index =
+      0;  // dataset row: part of the sampling key, and what prefix sharing goes by
   int32_t sample_index = 0;
   std::vector<int32_t> prompt;
   int64_t max_new = 0;
@@ -39,7 +41,7 @@ struct RolloutOptions {
   Topology topology;
   int32_t page_size;
   int64_t pages_per_rank, max_running, max_batch_tokens, max_context;
-  std::vector<int32_t> stop;    // token ids that end a response
+  std::vector<int32_t> stop;  // token ids that end a response
 };
 
 class ForwardPass;
@@ -78,7 +80,7 @@ class RolloutEngine {
   std::vector<bf16*> k_, v_;  // [layer] this rank's pages
   int64_t page_elements_;
   int64_t max_pages_;
-  std::unique_ptr<ForwardPass> any_;                                       // prefill and mixed steps
+  std::unique_ptr<ForwardPass> any_;  // prefill and mixed steps
   std::map<std::pair<int64_t, bool>, std::unique_ptr<ForwardPass>> graphs_;  // by (rows, limited)
   DeviceBuffer exchange_;
   uint64_t replays_ = 0;

@@ -1,9 +1,10 @@
 #pragma once
-// Continuous batching, paging and prefix sharing of one engine. Pure and deterministic: every rank of an engine runs a copy and
-// they stay equal, since they are told the same tokens. Nothing here can change a token's bits (R3, R4, R6).
+// Continuous batching, paging and prefix sharing of one engine. Pure and deterministic: every rank
+// of an engine runs a copy and they stay equal, since they are told the same tokens. Nothing here
+// can change a token's bits (R3, R4, R6).
 //
-// A sequence has a home, one of the engine's CP ranks, which computes its rows. Its pages are dealt over the memories of all CP
-// ranks, so a sequence may use the whole engine's K/V.
+// A sequence has a home, one of the engine's CP ranks, which computes its rows. Its pages are dealt
+// over the memories of all CP ranks, so a sequence may use the whole engine's K/V.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,31 +14,32 @@
 namespace rlk {
 
 struct SchedulerConfig {
-  int cp = 1;                     // homes, and page shards
+  int cp = 1;  // homes, and page shards
   int32_t page_size = 128;
   int64_t pages_per_shard = 0;
-  int64_t max_running = 0;        // sequences at once, over all homes
-  int64_t max_batch_tokens = 0;   // rows of one home's forward pass
-  int64_t max_context = 0;        // tokens of a sequence
+  int64_t max_running = 0;       // sequences at once, over all homes
+  int64_t max_batch_tokens = 0;  // rows of one home's forward pass
+  int64_t max_context = 0;       // tokens of a sequence
 };
 
 struct Request {
-  int64_t prompt_id = 0;          // equal ids have equal prompts and may share pages
+  int64_t prompt_id = 0;  // equal ids have equal prompts and may share pages
   std::vector<int32_t> prompt;
   int64_t max_new = 0;
 };
 
 // Rows [begin, begin + len) of a sequence in the next forward pass of its home.
 struct Work {
-  int32_t request, slot;          // slot: row of the page table
+  int32_t request, slot;  // slot: row of the page table
   int32_t begin, len;
-  bool sample;                    // the last row's logits give the next token
+  bool sample;  // the last row's logits give the next token
 };
 
-// A page to duplicate before the pass: a follower takes over the part of a page that its prompt shares with the leader.
+// A page to duplicate before the pass: a follower takes over the part of a page that its prompt
+// shares with the leader.
 struct PageCopy {
-  int32_t from, to;               // page table entries
-  int home;                       // who copies
+  int32_t from, to;  // page table entries
+  int home;          // who copies
 };
 
 struct StepPlan {
@@ -47,19 +49,20 @@ struct StepPlan {
 
 class Scheduler {
  public:
-  // Throws InputError when a request can never fit: longer than the context, or more pages than the engine has.
+  // Throws InputError when a request can never fit: longer than the context, or more pages than the
+  // engine has.
   Scheduler(const SchedulerConfig&, std::vector<Request>);
 
   bool done() const { return waiting_.empty() && running_.empty(); }
   StepPlan next();
-  // Tells the outcome of every Work with `sample`, home by home in the order of the plan: the tokens drawn, and whether
-  // each ends its sequence.
+  // Tells the outcome of every Work with `sample`, home by home in the order of the plan: the
+  // tokens drawn, and whether each ends its sequence.
   void advance(const StepPlan&, const std::vector<std::vector<int32_t>>& tokens,
                const std::vector<std::vector<bool>>& stops);
 
   const std::vector<int32_t>& tokens(int32_t request) const { return state_[request].tokens; }
   bool truncated(int32_t request) const { return state_[request].truncated; }
-  int64_t max_pages() const;                       // of one sequence
+  int64_t max_pages() const;                                         // of one sequence
   const std::vector<int32_t>& page_table() const { return table_; }  // [max_running, max_pages]
   int64_t free_pages() const;
   // Every page is free or counted by its holders; aborts otherwise. For tests and when idle.
@@ -68,7 +71,7 @@ class Scheduler {
  private:
   struct State {
     std::vector<int32_t> tokens;
-    std::vector<int32_t> pages;   // entries, shared ones first
+    std::vector<int32_t> pages;  // entries, shared ones first
     int32_t prompt_len = 0, computed = 0, slot = -1, leader = -1;
     int home = 0;
     bool truncated = false, finished = false;
@@ -86,9 +89,9 @@ class Scheduler {
   std::vector<Request> requests_;
   std::vector<State> state_;
   std::deque<int32_t> waiting_;
-  std::vector<int32_t> running_;            // in order of admission
-  std::vector<std::vector<int32_t>> free_;  // pages by shard
-  std::vector<std::vector<int32_t>> users_; // [shard][page] holders
+  std::vector<int32_t> running_;             // in order of admission
+  std::vector<std::vector<int32_t>> free_;   // pages by shard
+  std::vector<std::vector<int32_t>> users_;  // [shard][page] holders
   std::vector<int32_t> free_slots_;
   std::vector<int32_t> table_;
 };

@@ -1,6 +1,6 @@
 #pragma once
-// GRPO on the host: advantages, per-token loss and its derivative, metrics. Pure functions of a Trajectory, the same on every rank
-// and backend; fp64 sums by (prompt, sample, position).
+// GRPO on the host: advantages, per-token loss and its derivative, metrics. Pure functions of a
+// Trajectory, the same on every rank and backend; fp64 sums by (prompt, sample, position).
 
 #include <cstdint>
 #include <vector>
@@ -15,10 +15,12 @@ struct GrpoOptions {
   bool token_mean = false, std_normalization = true;
 };
 
-// Group-normalised advantages: (r - mean) / (std + 1e-6), population std, over samples of the same prompt.
+// Group-normalised advantages: (r - mean) / (std + 1e-6), population std, over samples of the same
+// prompt.
 void set_advantages(std::vector<Sample>&, bool std_normalization);
 
-// How much one response token of sample i counts in the loss: 1 / (samples * its length), or 1 / (all response tokens).
+// How much one response token of sample i counts in the loss: 1 / (samples * its length), or 1 /
+// (all response tokens).
 double token_weight(const std::vector<Sample>&, int first, int count, int i, const GrpoOptions&);
 
 struct TokenLoss {

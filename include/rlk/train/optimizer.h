@@ -1,6 +1,7 @@
 #pragma once
-// AdamW on fp32 masters, sharded over the CP group by units (model/tensors.h), and the reduction that feeds it: each owner
-// pulls its units of every rank's partial gradient and adds them in tree order (R7).
+// AdamW on fp32 masters, sharded over the CP group by units (model/tensors.h), and the reduction
+// that feeds it: each owner pulls its units of every rank's partial gradient and adds them in tree
+// order (R7).
 
 #include <cstdint>
 #include <memory>
@@ -22,14 +23,16 @@ class Optimizer {
   // Masters start from the current weights. cp: the training CP group.
   Optimizer(const Context&, Weights&, World&, const Topology&, Communicator& cp);
 
-  // Adds the CP tree over every rank's partial of one storage (layer -1: outside the layers) to the owned gradient, or overwrites
-  // it with it. `partial` is this rank's subtree in shared memory. Callers order writers and readers with barriers.
+  // Adds the CP tree over every rank's partial of one storage (layer -1: outside the layers) to the
+  // owned gradient, or overwrites it with it. `partial` is this rank's subtree in shared memory.
+  // Callers order writers and readers with barriers.
   void reduce(Storage storage, int layer, const float* partial, bool accumulate);
 
   // Global gradient norm: fp64 tile sums in (tensor, slice, tile) order. Collective over the world.
   double gradient_norm();
 
-  // One update; writes this rank's units of the bf16 weights (Weights::sync spreads them). t counts from 1.
+  // One update; writes this rank's units of the bf16 weights (Weights::sync spreads them). t counts
+  // from 1.
   void step(const AdamWOptions&, int64_t t, double gradient_norm);
 
   struct OwnedUnit {

@@ -1,6 +1,6 @@
 #pragma once
-// Which rank of the CP group computes which token (R7). Pure: from the samples' lengths to every rank's row order, leaves, attention
-// segments and head rows. All ranks compute the same plan.
+// Which rank of the CP group computes which token (R7). Pure: from the samples' lengths to every
+// rank's row order, leaves, attention segments and head rows. All ranks compute the same plan.
 
 #include <cstdint>
 #include <vector>
@@ -10,8 +10,8 @@
 
 namespace rlk {
 
-// Rows of one CP rank in leaf order: per virtual CP slice v it owns, chunks v and 15-v of every sample, by (prompt, sample,
-// position), then padding to a multiple of 64.
+// Rows of one CP rank in leaf order: per virtual CP slice v it owns, chunks v and 15-v of every
+// sample, by (prompt, sample, position), then padding to a multiple of 64.
 struct RankRows {
   std::vector<int32_t> seq;       // sample index inside the super-batch, -1 padding
   std::vector<int32_t> position;  // 0 for padding
@@ -23,11 +23,11 @@ struct RankRows {
 };
 
 struct SuperBatch {
-  int first = 0, count = 0;  // samples [first, first + count) of the trajectory
-  int64_t T = 0;             // rows of every rank (the longest rank's; the rest is padding)
+  int first = 0, count = 0;        // samples [first, first + count) of the trajectory
+  int64_t T = 0;                   // rows of every rank (the longest rank's; the rest is padding)
   std::vector<int32_t> seq_begin;  // [count + 1] inputs of all sequences, one after the other
   int32_t max_inputs = 0;
-  std::vector<RankRows> ranks;     // by CP index
+  std::vector<RankRows> ranks;  // by CP index
 };
 
 // Consecutive whole samples, closed when the next would exceed `token_limit` inputs.

@@ -1,6 +1,6 @@
 #pragma once
-// The training engine of one rank: scores trajectories and makes optimizer updates, layer by layer over super-batches (R7). All ranks
-// call the same methods with the same trajectory.
+// The training engine of one rank: scores trajectories and makes optimizer updates, layer by layer
+// over super-batches (R7). All ranks call the same methods with the same trajectory.
 
 #include <cstdint>
 #include <functional>
@@ -27,7 +27,7 @@ struct TrainerOptions {
   int64_t super_batch_tokens;
   int64_t max_tokens;  // rows of logits at once in a scoring pass
   int32_t page_size;
-  bool recompute;      // keep one layer's activations and run its forward pass again
+  bool recompute;  // keep one layer's activations and run its forward pass again
 };
 
 struct UpdateResult {
@@ -40,14 +40,15 @@ class Trainer {
   Trainer(const Context&, Weights&, World&, const TrainerOptions&);
   ~Trainer();
 
-  // Log-probs of every response token under `view`, temperature and supports (reference: full vocabulary) into `which` of every
-  // sample. Forward only.
+  // Log-probs of every response token under `view`, temperature and supports (reference: full
+  // vocabulary) into `which` of every sample. Forward only.
   void score(const WeightsView& view, bool reference, std::vector<Sample>&,
              std::vector<float> Sample::*which);
 
-  // One optimizer update over samples [first, first + count): forward, train_logp of those samples, loss, backward, reduction,
-  // AdamW, weight sync. t counts updates from 1. token_gradient overrides the loss's derivative (cross-entropy warm start, golden
-  // tests): dLoss/dlogp of response token j of sample i.
+  // One optimizer update over samples [first, first + count): forward, train_logp of those samples,
+  // loss, backward, reduction, AdamW, weight sync. t counts updates from 1. token_gradient
+  // overrides the loss's derivative (cross-entropy warm start, golden tests): dLoss/dlogp of
+  // response token j of sample i.
   using TokenGradient = std::function<double(int i, int j, float logp)>;
   UpdateResult update(std::vector<Sample>&, int first, int count, int64_t t,
                       const TokenGradient& token_gradient = nullptr);
@@ -72,8 +73,9 @@ class Trainer {
   ArenaLayout grad_layout_;
   std::unique_ptr<Communicator> cp_;
   std::unique_ptr<Optimizer> optimizer_;
-  float* layer_grads_[2];   // shared: one layer's gradients; two, so that one barrier a layer is enough
-  float* global_grads_;     // shared: embedding, final norm, head
+  float*
+      layer_grads_[2];  // shared: one layer's gradients; two, so that one barrier a layer is enough
+  float* global_grads_;  // shared: embedding, final norm, head
   DeviceBuffer acts_, residuals_, scratch_, pages_, gathered_, backward_, head_, logp_;
   Upload upload_;
 };

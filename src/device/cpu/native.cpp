@@ -1,9 +1,10 @@
-// Native mode on the CPU: what engines do whose sums follow their layout. It is the negative control of consistency mode: a run
-// with different layouts on both sides measures a mismatch that is not zero.
+// Native mode on the CPU: what engines do whose sums follow their layout. It is the negative
+// control of consistency mode: a run with different layouts on both sides measures a mismatch that
+// is not zero.
 //
-//   gemm           one chain over the whole local contraction where it is contiguous; partials cross ranks as bf16
-//   attention      decode walks the keys once in fp32, longer segments use the strict rule
-//   logprob_stats  one sum over the rank's whole vocabulary shard
+//   gemm           one chain over the whole local contraction where it is contiguous; partials
+//   cross ranks as bf16 attention      decode walks the keys once in fp32, longer segments use the
+//   strict rule logprob_stats  one sum over the rank's whole vocabulary shard
 
 #include <cmath>
 #include <limits>
@@ -35,8 +36,8 @@ void decode_row(const AttentionArgs& a, const AttentionSegment& segment, int hea
   const int kv_head = head / (a.H / a.KH);
   auto row = [&](bf16* const* memory, int32_t p) {
     const int32_t e = c.page_table[segment.seq * c.max_pages + p / c.page_size];
-    return memory[e >> 24] + (e & 0xffffff) * c.page_stride +
-           (p % c.page_size) * c.token_stride + kv_head * c.head_stride;
+    return memory[e >> 24] + (e & 0xffffff) * c.page_stride + (p % c.page_size) * c.token_stride +
+           kv_head * c.head_stride;
   };
   const bf16* q = a.q + (static_cast<int64_t>(segment.row) * a.H + head) * a.Dh;
   std::vector<float> score(segment.position + 1), out(a.Dh, 0.0f);
