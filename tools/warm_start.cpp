@@ -2,8 +2,9 @@
 // solutions with rlk's own trainer, for a fixed number of updates. The same bytes on every machine
 // (docs/numerics.md, R8).
 //
-// A share of the demonstrations carries a wrong result. So the model ranks right answers above
-// wrong ones better than it samples them, which is what reinforcement learning can put right.
+// With --wrong a share of the demonstrations carries a wrong result: then the model ranks right
+// answers above wrong ones better than it samples them, which is what reinforcement learning can
+// put right.
 //
 //   build/cpu/tools/warm_start --dir profiles/tiny        (profiles/tiny/make runs it after the
 //   data scripts)
@@ -37,8 +38,8 @@ namespace fs = std::filesystem;
 
 struct Settings {
   fs::path dir = "profiles/tiny";
-  int64_t updates = 700, batch = 64, report = 50;
-  double wrong = 0.5;  // share of demonstrations with a wrong result
+  int64_t updates = 375, batch = 64, report = 50;
+  double wrong = 0;  // share of demonstrations with a wrong result
   double lr = 2e-3;
   uint64_t seed = 1;
   int threads = 2;
