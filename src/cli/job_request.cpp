@@ -29,33 +29,10 @@ std::map<std::string, std::string> rlk_environment() {
   return found;
 }
 
-HostFacts host_facts() {
-  HostFacts host;
-  cpu_set_t mine;
-  if (::sched_getaffinity(0, sizeof mine, &mine) == 0) host.cores = CPU_COUNT(&mine);
-  host.cuda_built = build_info().cuda;
-  for (const GpuInfo& gpu : gpu_host().gpus) host.gpus.push_back({gpu.name, gpu.memory_bytes});
-  return host;
-}
-
 std::string new_run_id(const std::string& command) {
   const std::time_t now = std::time(nullptr);
   return fmt::format("{}-{:%Y%m%dT%H%M%SZ}-{:04x}", command, fmt::gmtime(now),
                      std::random_device{}() & 0xffff);
-}
-
-// Order: --profile, RLK_PROFILE, RLK_REPRO_PROFILE, .rlk-profile.json, the bundled tiny CPU
-// profile.
-fs::path find_profile(const std::string& given,
-                      const std::map<std::string, std::string>& environment) {
-  if (!given.empty()) return given;
-  for (const char* name : {"RLK_PROFILE", "RLK_REPRO_PROFILE"}) {
-    const auto it = environment.find(name);
-    if (it != environment.end() && !it->second.empty()) return it->second;
-  }
-  std::error_code ignored;
-  const fs::path local = ".rlk-profile.json";
-  return fs::exists(local, ignored) ? local : home_folder() / "profiles" / "tiny.json";
 }
 
 struct CallFlags {
@@ -128,6 +105,26 @@ fs::path home_folder() {
   return home != nullptr && *home != '\0' ? home : RLK_SOURCE_DIR;
 }
 
+HostFacts host_facts() {
+  HostFacts host;
+  cpu_set_t mine;
+  if (::sched_getaffinity(0, sizeof mine, &mine) == 0) host.cores = CPU_COUNT(&mine);
+  host.cuda_built = build_info().cuda;
+  for (const GpuInfo& gpu : gpu_host().gpus) host.gpus.push_back({gpu.name, gpu.memory_bytes});
+  return host;
+}
+
+// Order: --profile, RLK_PROFILE, RLK_REPRO_PROFILE, .rlk-profile.json, the bundled tiny CPU
+// profile.
+fs::path find_profile(const std::string& given) {
+  if (!given.empty()) return given;
+  for (const char* name : {"RLK_PROFILE", "RLK_REPRO_PROFILE"})
+    if (const char* value = std::getenv(name); value != nullptr && *value != '\0') return value;
+  std::error_code ignored;
+  const fs::path local = ".rlk-profile.json";
+  return fs::exists(local, ignored) ? local : home_folder() / "profiles" / "tiny.json";
+}
+
 std::optional<JobRequest> read_job_request(const std::string& command, const Arguments& args) {
   const bool plan = command == "plan";
   JobRequest job;
@@ -152,7 +149,7 @@ std::optional<JobRequest> read_job_request(const std::string& command, const Arg
   in.working_folder = fs::current_path();
   in.default_run_id = plan ? job_command + "-<UTC>-<4 hex>" : new_run_id(job_command);
   try {
-    in.profile = read_profile(find_profile(call.profile, in.environment));
+    in.profile = read_profile(find_profile(call.profile));
   } catch (const InputError& error) {
     in.defects.insert(in.defects.end(), error.diagnostics().begin(), error.diagnostics().end());
   }

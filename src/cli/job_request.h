@@ -19,6 +19,11 @@ struct JobRequest {
 // Nothing when --help was asked for and answered. `command` is "verify", "run" or "plan".
 std::optional<JobRequest> read_job_request(const std::string& command, const Arguments&);
 
+// The profile's file: `given`, else as docs/formats.md orders it.
+std::filesystem::path find_profile(const std::string& given);
+
+HostFacts host_facts();
+
 // The bundled files' folder: RLK_HOME, else the source tree that this binary was built from.
 std::filesystem::path home_folder();
 

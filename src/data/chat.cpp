@@ -1,5 +1,6 @@
 #include "rlk/data/chat.h"
 
+#include <map>
 #include <string_view>
 
 #include "rlk/base/error.h"
@@ -71,6 +72,21 @@ std::string assistant_turn(const ChatMessage& message, bool after_query, bool la
          std::string(kEndThink) + "\n\n" + std::string(strip_front(content));
 }
 
+// The templates that a model folder carries, by place.
+std::map<std::string, std::string> templates_of(const std::filesystem::path& model_dir) {
+  std::map<std::string, std::string> found;
+  const auto config = model_dir / "tokenizer_config.json",
+             jinja = model_dir / "chat_template.jinja";
+  if (std::filesystem::exists(jinja)) found[jinja.string()] = read_file(jinja);
+  if (!std::filesystem::exists(config)) return found;
+  const Json json = parse_json(read_file(config), config.string());
+  const auto it = json.is_object() ? json.find("chat_template") : json.end();
+  if (it != json.end() && !it->is_null())
+    found[config.string() + ": chat_template"] =
+        it->is_string() ? it->get<std::string>() : it->dump();
+  return found;
+}
+
 }  // namespace
 
 std::string render_chat(const std::vector<ChatMessage>& messages, bool add_generation_prompt,
@@ -93,20 +109,15 @@ std::string render_chat(const std::vector<ChatMessage>& messages, bool add_gener
 }
 
 void check_chat_template(const std::filesystem::path& model_dir) {
-  const auto check = [](const std::string& text, const std::string& where) {
-    if (hex(sha256(text.data(), text.size())) != kTemplateSha256) {
+  for (const auto& [where, text] : templates_of(model_dir)) {
+    if (hex(sha256(text.data(), text.size())) != kTemplateSha256)
       throw InputError(where, "is not Qwen3's chat template",
                        "set task.chat_template to false and give rendered prompts");
-    }
-  };
-  const auto config = model_dir / "tokenizer_config.json",
-             jinja = model_dir / "chat_template.jinja";
-  if (std::filesystem::exists(jinja)) check(read_file(jinja), jinja.string());
-  if (!std::filesystem::exists(config)) return;
-  const Json json = parse_json(read_file(config), config.string());
-  const auto it = json.is_object() ? json.find("chat_template") : json.end();
-  if (it == json.end() || it->is_null()) return;
-  check(it->is_string() ? it->get<std::string>() : it->dump(), config.string() + ": chat_template");
+  }
+}
+
+bool has_chat_template(const std::filesystem::path& model_dir) {
+  return !templates_of(model_dir).empty();
 }
 
 }  // namespace rlk

@@ -98,6 +98,9 @@ std::string RunReader::rollout_weights_path(int64_t step) {
 std::string RunReader::rank_record_path(int rank) {
   return "evidence/rank-" + std::to_string(rank) + ".json";
 }
+std::string RunReader::checkpoint_path(uint64_t version) {
+  return numbered("checkpoints/version-", version, "");
+}
 
 std::vector<std::string> RunReader::files() const {
   std::vector<std::string> paths;

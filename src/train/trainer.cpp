@@ -86,6 +86,7 @@ Trainer::Trainer(const Context& ctx, Weights& weights, World& world, const Train
       head_(*ctx.ffn),
       logp_(*ctx.ffn),
       upload_(*ctx.ffn) {
+  if (options.scores_only) return;
   for (float*& grads : layer_grads_)
     grads = static_cast<float*>(world.arena_alloc(grad_layout_.layer_elements() * sizeof(float)));
   global_grads_ =
@@ -376,6 +377,7 @@ void Trainer::backward(Pass& p, const WeightsView& view, const std::vector<float
 
 UpdateResult Trainer::update(std::vector<Sample>& samples, int first, int count, int64_t t,
                              const TokenGradient& token_gradient) {
+  RLK_CHECK(optimizer_, t);
   UpdateResult result;
   const WeightsView view = weights_.view(range_);
   const auto plans =

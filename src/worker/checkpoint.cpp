@@ -1,7 +1,6 @@
 #include "checkpoint.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <filesystem>
 #include <map>
 #include <string>
@@ -9,6 +8,7 @@
 
 #include "rlk/base/error.h"
 #include "rlk/data/export.h"
+#include "rlk/run/run_reader.h"
 
 namespace rlk {
 namespace {
@@ -43,13 +43,10 @@ void save_checkpoint(Rank& rank, uint64_t version) {
   if (rank.leader()) {
     std::map<std::string, const TensorSpec*> tensors;
     for (const TensorSpec& t : rank.weights.tensors()) tensors[t.name] = &t;
-    const std::filesystem::path folder = rank.plan.run_dir / "checkpoints";
-    std::filesystem::create_directories(folder);
-    char name[32];
-    std::snprintf(name, sizeof name, "version-%06llu", static_cast<unsigned long long>(version));
+    const std::filesystem::path folder = rank.plan.run_dir / RunReader::checkpoint_path(version);
+    std::filesystem::create_directories(folder.parent_path());
     std::vector<bf16> whole;
-    export_checkpoint(rank.plan.model,
-                      {.out_dir = folder / name, .source_dir = rank.plan.model_root},
+    export_checkpoint(rank.plan.model, {.out_dir = folder, .source_dir = rank.plan.model_root},
                       [&](const CheckpointTensor& tensor) -> std::span<const bf16> {
                         assemble(rank, *tensors.at(tensor.name), whole);
                         return whole;

@@ -5,6 +5,7 @@
 #include "op_trace.h"
 #include "rlk/base/error.h"
 #include "rlk/device/counted.h"
+#include "wiring.h"
 
 namespace rlk {
 namespace {
@@ -13,46 +14,6 @@ std::vector<int> all_ranks(int size) {
   std::vector<int> ranks(size);
   std::iota(ranks.begin(), ranks.end(), 0);
   return ranks;
-}
-
-// On the device, since every rope op reads it.
-DeviceBuffer upload_rope(const Ops& ops, const ModelConfig& m) {
-  const std::vector<float> table = rope_table(m, m.max_position);
-  DeviceBuffer buffer(ops);
-  const size_t bytes = table.size() * sizeof(float);
-  ops.copy(nullptr, buffer.ensure(static_cast<int64_t>(bytes)), table.data(), bytes);
-  ops.synchronize(nullptr);
-  return buffer;
-}
-
-std::unique_ptr<World> open_device_world([[maybe_unused]] const Plan& plan,
-                                         [[maybe_unused]] World& host,
-                                         [[maybe_unused]] std::chrono::milliseconds timeout) {
-#ifdef RLK_CUDA
-  if (plan.options.backend == Backend::cuda) return ipc_world_open(host, plan.arena_bytes, timeout);
-#endif
-  return nullptr;
-}
-
-const Ops& strict_ops(const Plan& plan, [[maybe_unused]] int rank) {
-#ifdef RLK_CUDA
-  if (plan.options.backend == Backend::cuda) return cuda_ops(plan.device(rank));
-#endif
-  if (plan.options.backend == Backend::cuda)
-    throw Error("this binary was built without the CUDA backend");
-  return cpu_ops(plan.options.threads);
-}
-
-void load(Weights& weights, const Ops& ops, const std::filesystem::path& dir,
-          const ModelConfig& m) {
-  const Checkpoint checkpoint(dir, m);
-  weights.load(ops, [&](const TensorSpec& t, int64_t row, int64_t rows, int64_t col, int64_t cols,
-                        bf16* to) {
-    if (t.vector)  // checkpoints see a vector as a column
-      checkpoint.read(t.name, col, cols, 0, 1, to);
-    else
-      checkpoint.read(t.name, row, rows, col, cols, to);
-  });
 }
 
 PromptOptions prompt_options(const Plan& plan) {
@@ -106,7 +67,8 @@ RolloutOptions rollout_options(const Plan& plan) {
 
 OpTables make_op_tables(const Plan& plan, int rank) {
   const Options& o = plan.options;
-  const Ops* strict = &counted(strict_ops(plan, rank), OpsKind::strict);
+  const Ops* strict =
+      &counted(strict_ops(o.backend, plan.device(rank), o.threads), OpsKind::strict);
   if (o.strict_attention && o.strict_ffn && o.strict_logp) return {strict, strict, strict, strict};
   if (o.backend == Backend::cuda) throw Error("native mode has no CUDA entries yet");
   const Ops* native = &counted(cpu_native_ops(o.threads), OpsKind::native);
@@ -119,7 +81,7 @@ Rank::Rank(const Plan& p, World& host, const OpTables& tables, std::chrono::mill
       host_(host),
       everyone(host_.group(all_ranks(host_.size()), "all")),
       ops(tables),
-      device_(open_device_world(plan, host_, timeout)),
+      device_(open_device_world(plan.options.backend, host_, plan.arena_bytes, timeout)),
       world(device_ ? *device_ : host_),
       tokenizer(plan.model_root / "tokenizer.json"),
       prompts(plan.prompt_data, prompt_options(plan), tokenizer),
@@ -127,11 +89,11 @@ Rank::Rank(const Plan& p, World& host, const OpTables& tables, std::chrono::mill
       train_tp(world.group(topology().tp_group(index()), "tp")),
       rollout_tp(world.group(topology().rollout_tp_group(index()), "rollout tp")),
       weights(plan.model, world, topology(), true) {
-  load(weights, *ops.strict, plan.model_root, plan.model);
+  load_weights(weights, *ops.strict, plan.model_root, plan.model);
   if (plan.options.kl_coef > 0) {
     reference = std::make_unique<Weights>(plan.model, world, topology(), false);
-    load(*reference, *ops.strict, plan.ref_load.empty() ? plan.model_root : plan.ref_load,
-         plan.model);
+    load_weights(*reference, *ops.strict, plan.ref_load.empty() ? plan.model_root : plan.ref_load,
+                 plan.model);
   }
   if (plan.options.trace_ops) trace = std::make_unique<OpTrace>(plan.run_dir, index(), *ops.strict);
   train_context = {.attention = ops.attention,

@@ -26,4 +26,7 @@ std::string render_chat(const std::vector<ChatMessage>& messages, bool add_gener
 // is not the one above. A folder without a template passes.
 void check_chat_template(const std::filesystem::path& model_dir);
 
+// Whether the folder carries a chat template, whatever it is.
+bool has_chat_template(const std::filesystem::path& model_dir);
+
 }  // namespace rlk

@@ -33,6 +33,7 @@ class RunReader {
   static std::string version_path(uint64_t version);
   static std::string rollout_weights_path(int64_t step);
   static std::string rank_record_path(int rank);
+  static std::string checkpoint_path(uint64_t version);  // a folder
 
   // All regular files below the directory, relative, sorted. InputError on anything that is neither
   // file nor folder.

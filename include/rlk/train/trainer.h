@@ -27,7 +27,8 @@ struct TrainerOptions {
   int64_t super_batch_tokens;
   int64_t max_tokens;  // rows of logits at once in a scoring pass
   int32_t page_size;
-  bool recompute;  // keep one layer's activations and run its forward pass again
+  bool recompute;            // keep one layer's activations and run its forward pass again
+  bool scores_only = false;  // no gradients and no optimizer state: update() must not be called
 };
 
 struct UpdateResult {
