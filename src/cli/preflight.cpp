@@ -60,12 +60,12 @@ void check_inputs(const Plan& plan) {
     defects.push_back({(plan.model_root / "tokenizer.json").string(),
                        "has token id " + std::to_string(tokenizer->size() - 1),
                        "the model's vocabulary ends at " + std::to_string(plan.model.vocab - 1)});
-  collect(defects, [&] { make_reward(plan.task.reward); });
   if (tokenizer) collect(defects, [&] { check_prompts(plan, *tokenizer); });
   if (plan.task.chat_template) collect(defects, [&] { check_chat_template(plan.model_root); });
   collect(defects, [&] { make_reward(plan.task.reward); });
-  collect(defects, [&] { Checkpoint(plan.model_root, plan.model); });
-  if (!plan.ref_load.empty()) collect(defects, [&] { Checkpoint(plan.ref_load, plan.model); });
+  collect(defects, [&] { Checkpoint(plan.model_root, plan.model).verify(); });
+  if (!plan.ref_load.empty())
+    collect(defects, [&] { Checkpoint(plan.ref_load, plan.model).verify(); });
   collect(defects, [&] { check_gpus(plan); });
   if (!defects.empty()) throw InputError(std::move(defects));
 }

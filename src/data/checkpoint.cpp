@@ -4,8 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <map>
+#include <thread>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -25,6 +27,7 @@ constexpr const char* kSingleFile = "model.safetensors";
 constexpr const char* kIndexFile = "model.safetensors.index.json";
 constexpr const char* kEmbedding = "model.embed_tokens.weight";
 constexpr const char* kHead = "lm_head.weight";
+constexpr unsigned kMaxThreads = 16;  // of verify(): more than any disk feeds
 
 std::string shape_text(const std::vector<int64_t>& shape) {
   std::string text = "[";
@@ -128,9 +131,6 @@ struct Checkpoint::Impl {
   void take_inventory(const std::map<std::string, std::string>& weight_map);
   void check_expected(const ModelConfig& config);
   void check_tied_head(const ModelConfig& config);
-  void check_sums(const SafetensorsFile& file, std::vector<Diagnostic>* found) const;
-  void check_finite(const CheckpointTensor& tensor, const Checkpoint& checkpoint,
-                    std::vector<Diagnostic>* found) const;
 };
 
 std::map<std::string, std::string> Checkpoint::Impl::read_index() {
@@ -278,51 +278,96 @@ void Checkpoint::read(const std::string& name, int64_t row, int64_t rows, int64_
     convert(info->dtype, first + r * width * element, columns, out + r * columns);
 }
 
-// A file that carries checksums must carry one for each of its tensors, and for nothing else.
-void Checkpoint::Impl::check_sums(const SafetensorsFile& file,
-                                  std::vector<Diagnostic>* found) const {
-  std::map<std::string, std::string> sums;
-  for (const auto& [key, value] : file.metadata())
-    if (key != "format") sums.emplace(key, value);
+namespace {
+
+using Sums = std::map<std::string, std::string>;  // tensor -> SHA-256 that its file states
+
+// What one file says of its tensors; empty where it is not one of rlk's exports. A file that
+// carries checksums must carry one for each of its tensors, and for nothing else.
+Sums stated_sums(const SafetensorsFile& file, std::vector<Diagnostic>* defects) {
   const std::string prefix = checksum_key("");
-  if (std::none_of(sums.begin(), sums.end(),
-                   [&](const auto& sum) { return sum.first.starts_with(prefix); }))
-    return;  // not one of rlk's exports
-  for (const TensorInfo& info : file.tensors()) {
-    const auto sum = sums.find(checksum_key(info.name));
-    if (sum == sums.end()) {
-      found->push_back({where({&file, &info}), "its SHA-256 is missing", ""});
-    } else if (sum->second != hex(sha256(file.data(info), info.end - info.begin))) {
-      found->push_back({where({&file, &info}), "damaged: its SHA-256 is not the recorded one", ""});
-    }
-  }
-  for (const auto& [key, value] : sums) {
-    if (!key.starts_with(prefix) || file.find(key.substr(prefix.size())) == nullptr)
-      found->push_back(
+  const auto& metadata = file.metadata();
+  if (std::none_of(metadata.begin(), metadata.end(),
+                   [&](const auto& entry) { return entry.first.starts_with(prefix); }))
+    return {};
+  Sums sums;
+  for (const TensorInfo& info : file.tensors()) sums[info.name] = "";
+  for (const auto& [key, value] : metadata) {
+    if (key == "format") continue;
+    const auto it = key.starts_with(prefix) ? sums.find(key.substr(prefix.size())) : sums.end();
+    if (it == sums.end())
+      defects->push_back(
           {file.path().string() + ": __metadata__." + printable(key), "belongs to no tensor", ""});
+    else
+      it->second = value;
   }
+  return sums;
 }
 
-void Checkpoint::Impl::check_finite(const CheckpointTensor& t, const Checkpoint& checkpoint,
-                                    std::vector<Diagnostic>* found) const {
-  std::vector<bf16> row(static_cast<size_t>(t.columns));
-  for (int64_t r = 0; r < t.rows; ++r) {
-    checkpoint.read(t.name, r, 1, 0, t.columns, row.data());
-    const auto bad =
-        std::find_if(row.begin(), row.end(), [](bf16 x) { return (x.bits & 0x7F80) == 0x7F80; });
-    if (bad == row.end()) continue;
-    found->push_back({where(places.at(t.name)),
-                      "element [" + std::to_string(r) + ", " + std::to_string(bad - row.begin()) +
-                          "] is not finite",
-                      ""});
-    return;
+// Index of the first element that is not finite as bf16; `count` when there is none.
+int64_t first_not_finite(DType dtype, const std::byte* data, int64_t count) {
+  constexpr int64_t kBlock = 8192;
+  const auto wild = [](bf16 x) { return (x.bits & 0x7F80) == 0x7F80; };
+  bf16 block[kBlock];
+  for (int64_t at = 0; at < count; at += kBlock) {
+    const int64_t n = std::min(kBlock, count - at);
+    convert(dtype, data + at * static_cast<int64_t>(dtype_size(dtype)), n, block);
+    bool any = false;
+    for (int64_t i = 0; i < n; ++i) any |= wild(block[i]);
+    if (any) return at + (std::find_if(block, block + n, wild) - block);
   }
+  return count;
 }
+
+struct TensorCheck {
+  Place place;
+  const std::string* sum;  // null: its file carries no checksums
+  std::vector<Diagnostic> defects;
+
+  void run() {
+    const TensorInfo& info = *place.info;
+    const std::byte* data = place.file->data(info);
+    will_need(data, info.end - info.begin);
+    if (sum != nullptr && sum->empty())
+      defects.push_back({where(place), "its SHA-256 is missing", ""});
+    else if (sum != nullptr && *sum != hex(sha256(data, info.end - info.begin)))
+      defects.push_back({where(place), "damaged: its SHA-256 is not the recorded one", ""});
+    const int64_t count = info.elements();
+    const int64_t bad = first_not_finite(info.dtype, data, count);
+    if (bad == count) return;
+    const int64_t width = info.shape.size() > 1 ? info.shape[1] : 1;
+    defects.push_back({where(place),
+                       "element [" + std::to_string(bad / width) + ", " +
+                           std::to_string(bad % width) + "] is not finite",
+                       ""});
+  }
+};
+
+}  // namespace
 
 void Checkpoint::verify() const {
   std::vector<Diagnostic> defects;
-  for (const auto& file : impl_->files) impl_->check_sums(*file, &defects);
-  for (const CheckpointTensor& t : impl_->expected) impl_->check_finite(t, *this, &defects);
+  std::map<const SafetensorsFile*, Sums> sums;
+  std::vector<TensorCheck> checks;
+  for (const auto& file : impl_->files) {
+    const Sums& stated = sums[file.get()] = stated_sums(*file, &defects);
+    for (const TensorInfo& info : file->tensors()) {
+      const auto it = stated.find(info.name);
+      checks.push_back({{file.get(), &info}, it == stated.end() ? nullptr : &it->second, {}});
+    }
+  }
+  std::atomic<size_t> next{0};
+  const auto work = [&] {
+    for (size_t i = next++; i < checks.size(); i = next++) checks[i].run();
+  };
+  {
+    std::vector<std::jthread> helpers;
+    for (unsigned i = 1; i < std::min(kMaxThreads, std::thread::hardware_concurrency()); ++i)
+      helpers.emplace_back(work);
+    work();
+  }
+  for (TensorCheck& check : checks)
+    defects.insert(defects.end(), check.defects.begin(), check.defects.end());
   if (!defects.empty()) throw InputError(std::move(defects));
 }
 

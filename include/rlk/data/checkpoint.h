@@ -45,8 +45,9 @@ class Checkpoint {
   void read(const std::string& name, int64_t row, int64_t rows, int64_t column, int64_t columns,
             bf16* out) const;
 
-  // Reads everything: compares each tensor with the SHA-256 that rlk's own exports carry, and
-  // refuses NaN and infinity. InputError lists the damaged tensors with file and element.
+  // Reads everything, with several threads: compares each tensor with the SHA-256 that rlk's own
+  // exports carry, and refuses NaN and infinity. InputError lists the damaged tensors with file and
+  // element.
   void verify() const;
 
   const std::vector<std::filesystem::path>& files() const;
