@@ -18,9 +18,10 @@ struct Request {
 
 void add_options(CLI::App& app, Request& r) {
   app.add_flag("--download-data", r.download,
-               "fetch DAPO-Math-17k; an interrupted download continues");
+               "fetch and convert DAPO-Math-17k; an interrupted download continues");
   app.add_option("--url", r.url, "another source of the data")->type_name("URL");
-  app.add_option("--sha256", r.sha256, "what the data's SHA-256 must be")->type_name("HEX");
+  app.add_option("--sha256", r.sha256, "what the downloaded file's SHA-256 must be")
+      ->type_name("HEX");
   app.add_option("--convert", r.convert, "JSON lines or Parquet to prompts and labels")
       ->type_name("FILE");
   app.add_option("--synthetic", r.synthetic, "a model of random weights: qwen3-0.6b ... qwen3-32b")
@@ -33,10 +34,11 @@ void add_options(CLI::App& app, Request& r) {
 }
 
 // "prompt_data_sha256" is what a profile's task takes.
-void report_prompts(const std::string& out, const std::string& sha256) {
+void report_prompts(const std::string& out, int64_t rows) {
+  const std::string sha256 = hex(sha256_file(out));
   fmt::print(
-      "{}: SHA-256 {}\nIn the profile: paths.prompt_data \"{}\", task.prompt_data_sha256 \"{}\"\n",
-      out, sha256, out, sha256);
+      "{}: {} prompts\nIn the profile: paths.prompt_data \"{}\", task.prompt_data_sha256 \"{}\"\n",
+      out, rows, out, sha256);
 }
 
 }  // namespace
@@ -59,11 +61,9 @@ int prepare_command(const Arguments& args) {
   if (!defects.empty()) throw InputError(defects);
 
   if (r.download) {
-    report_prompts(r.out, download(r.url, r.out, r.sha256));
+    report_prompts(r.out, fetch_prompts(r.url, r.out, r.sha256));
   } else if (!r.convert.empty()) {
-    const int64_t rows = convert_prompts(r.convert, r.out);
-    fmt::print("{} prompts\n", rows);
-    report_prompts(r.out, hex(sha256_file(r.out)));
+    report_prompts(r.out, convert_prompts(r.convert, r.out));
   } else {
     write_synthetic_checkpoint(r.synthetic, *seed, r.tokenizer_dir, r.out);
     fmt::print("{}: a {} of random weights, seed {}\n", r.out, r.synthetic, *seed);

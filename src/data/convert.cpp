@@ -23,9 +23,12 @@ try:
     import pyarrow.parquet as parquet
 except ImportError:
     sys.exit(3)
-for batch in parquet.ParquetFile(sys.argv[1]).iter_batches():
-    for row in batch.to_pylist():
-        print(json.dumps(row, default=str))
+try:
+    for batch in parquet.ParquetFile(sys.argv[1]).iter_batches():
+        for row in batch.to_pylist():
+            print(json.dumps(row, default=str))
+except Exception as error:
+    sys.exit(f"{type(error).__name__}: {error}")
 )";
 
 // Runs the script above with its output in `lines`.
@@ -96,6 +99,14 @@ int64_t convert_prompts(const fs::path& in, const fs::path& out) {
   }
   int64_t rows = 0;
   write_file_atomic(out, converted(text, in.string(), &rows));
+  return rows;
+}
+
+int64_t fetch_prompts(const std::string& url, const fs::path& out, const std::string& sha256) {
+  const fs::path source = out.string() + ".source";
+  download(url, source, sha256);
+  const int64_t rows = convert_prompts(source, out);
+  fs::remove(source);
   return rows;
 }
 

@@ -75,9 +75,13 @@ bool fetch(const std::string& url, const fs::path& part, std::string* stated) {
   const bool cannot_continue = code == CURLE_RANGE_ERROR || code == CURLE_BAD_DOWNLOAD_RESUME ||
                                status == kRangeNotSatisfiable;
   if (offset > 0 && cannot_continue) return false;
-  throw Error("download " + url + ": " + (message[0] ? message : curl_easy_strerror(code)) +
-              "; what has arrived is kept in " + part.string() +
-              ", and the same command continues it");
+  std::string text = "download " + url + ": " + (message[0] ? message : curl_easy_strerror(code));
+  if (fs::file_size(part) == 0)
+    fs::remove(part);
+  else
+    text +=
+        "; what has arrived is kept in " + part.string() + ", and the same command continues it";
+  throw Error(text);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <fstream>
 #include <functional>
 
+#include "data/http_server.h"
 #include "data/temp_dir.h"
 #include "rlk/base/error.h"
 #include "rlk/base/file.h"
@@ -74,6 +75,71 @@ TEST_F(Download, AFailureNamesTheUrlAndKeepsThePart) {
   const std::string text = error_of<Error>([&] { download("file:///nonexistent/x", target_, ""); });
   EXPECT_NE(text.find("file:///nonexistent/x"), std::string::npos) << text;
   EXPECT_TRUE(fs::exists(part_));
+}
+
+// From an HTTP server on the loopback interface, which may refuse ranges and break off.
+class HttpDownload : public testing::Test {
+ protected:
+  void SetUp() override {
+    for (int i = 0; i < 5000; ++i)
+      server_.body += "{\"prompt\": \"" + std::to_string(i) + "\", \"label\": 1}\n";
+    sum_ = hex(sha256(server_.body.data(), server_.body.size()));
+  }
+  TempDir dir_;
+  test::HttpServer server_;
+  std::string sum_;
+  const fs::path target_ = dir_ / "target", part_ = dir_ / "target.part";
+};
+
+TEST_F(HttpDownload, ATransferThatBreaksOffIsContinued) {
+  server_.break_after = 60000;
+  const std::string error = error_of<Error>([&] { download(server_.url(), target_, sum_); });
+  EXPECT_NE(error.find("the same command continues it"), std::string::npos) << error;
+  EXPECT_EQ(fs::file_size(part_), 60000u);
+  EXPECT_EQ(download(server_.url(), target_, sum_), sum_);
+  EXPECT_EQ(read_file(target_), server_.body);
+  EXPECT_EQ(server_.ranges(), (std::vector<std::string>{"", "bytes=60000-"}));
+}
+
+TEST_F(HttpDownload, AServerWithoutRangesStartsAnew) {
+  server_.takes_ranges = false;
+  server_.break_after = 60000;
+  EXPECT_NE(error_of<Error>([&] { download(server_.url(), target_, sum_); }), "accepted");
+  EXPECT_EQ(download(server_.url(), target_, sum_), sum_);
+  EXPECT_EQ(read_file(target_), server_.body);
+  EXPECT_EQ(server_.ranges(), (std::vector<std::string>{"", "bytes=60000-", ""}));
+}
+
+TEST_F(HttpDownload, TheHashThatTheServerStatesIsChecked) {
+  server_.headers = "X-Linked-Etag: \"" + sum_ + "\"\r\n";
+  EXPECT_EQ(download(server_.url(), target_, ""), sum_);
+  server_.headers = "X-Linked-Etag: \"" + std::string(64, '0') + "\"\r\n";
+  const std::string error = error_of<Error>([&] { download(server_.url(), dir_ / "other", ""); });
+  EXPECT_NE(error.find("must be " + std::string(64, '0')), std::string::npos) << error;
+  EXPECT_FALSE(fs::exists(dir_ / "other") || fs::exists(dir_ / "other.part"));
+}
+
+TEST_F(HttpDownload, AFileThatChangedMeanwhileNeverBecomesTheTarget) {
+  server_.break_after = 60000;
+  EXPECT_NE(error_of<Error>([&] { download(server_.url(), target_, sum_); }), "accepted");
+  server_.body[10] ^= 1;
+  server_.body[70000] ^= 1;
+  EXPECT_NE(error_of<Error>([&] { download(server_.url(), target_, sum_); }), "accepted");
+  EXPECT_FALSE(fs::exists(target_) || fs::exists(part_));
+}
+
+TEST_F(HttpDownload, AMissingFileIsAnErrorThatLeavesNothing) {
+  server_.status = "404 Not Found";
+  const std::string error = error_of<Error>([&] { download(server_.url(), target_, ""); });
+  EXPECT_NE(error.find("404"), std::string::npos) << error;
+  EXPECT_FALSE(fs::exists(target_) || fs::exists(part_));
+}
+
+TEST_F(HttpDownload, WhatWasFetchedIsConverted) {
+  server_.body += "{\"prompt\": \"0\", \"label\": 1}\n";
+  EXPECT_EQ(fetch_prompts(server_.url(), target_, ""), 5000);
+  EXPECT_TRUE(read_file(target_).starts_with("{\"prompt\":\"0\",\"label\":1}\n"));
+  EXPECT_EQ(std::distance(fs::directory_iterator(dir_.path()), {}), 1);
 }
 
 class Convert : public testing::Test {
