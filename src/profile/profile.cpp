@@ -46,8 +46,12 @@ void read_paths(JsonReader json, const std::filesystem::path& folder, Profile::P
   json.refuse_unknown_keys();
 }
 
-void read_task(JsonReader json, Profile::TaskSpec& t) {
+void read_task(JsonReader json, const std::filesystem::path& folder, Profile::TaskSpec& t) {
   json.string("reward", t.reward);
+  constexpr std::string_view kCommand = "command:";  // and a path, data/reward.h
+  if (t.reward.size() > kCommand.size() && t.reward.starts_with(kCommand))
+    t.reward = std::string(kCommand) +
+               (folder / t.reward.substr(kCommand.size())).lexically_normal().string();
   json.string("prompt_key", t.prompt_key, Key::optional);
   json.string("label_key", t.label_key, Key::optional);
   json.boolean("chat_template", t.chat_template, Key::optional);
@@ -114,7 +118,7 @@ Profile parse_profile(std::string_view text, const std::filesystem::path& file) 
   read_requirements(json.object("requirements"), profile.requirements);
   read_model(json.object("model", Key::optional));
   read_paths(json.object("paths"), profile.file.parent_path(), profile.paths);
-  read_task(json.object("task"), profile.task);
+  read_task(json.object("task"), profile.file.parent_path(), profile.task);
   profile.defaults = read_options(json.object("defaults", Key::optional));
   profile.verify = read_options(json.object("verify", Key::optional));
   read_launcher(json.object("launcher", Key::optional), profile);

@@ -28,6 +28,28 @@ void read_paths(const Json& paths, Profile& profile, std::vector<Diagnostic>& de
   }
 }
 
+// Its version pins speak of other software.
+void read_requirements(const Json& requirements, Profile& profile,
+                       std::vector<Diagnostic>& defects) {
+  for (const auto& [key, value] : requirements.items()) {
+    const std::string where = profile.file.string() + ": requirements." + key;
+    if (key == "gpus") {
+      const int64_t gpus = value.is_number_unsigned() ? value.get<int64_t>() : 0;
+      if (gpus == 1 || gpus == 2 || gpus == 4 || gpus == 8)
+        profile.requirements.ranks = static_cast<int>(gpus);
+      else
+        defects.push_back({where, shown(value), "must be 1, 2, 4 or 8"});
+    } else if (key == "gpu_model" && value.is_string()) {
+      if (!value.get<std::string>().empty())
+        profile.requirements.gpu_models = {value.get<std::string>()};
+    } else if (key != "backend") {
+      profile.ignored.push_back("requirements." + key);
+    } else if (value != "cuda") {
+      defects.push_back({where, shown(value), "must be cuda"});
+    }
+  }
+}
+
 // Names of the known system are ours or their aliases, with dashes or underscores.
 const OptionSpec* option_of(std::string key) {
   std::replace(key.begin(), key.end(), '_', '-');
@@ -58,6 +80,8 @@ void read_repro_profile(const Json& root, Profile& profile, std::vector<Diagnost
       profile.name = value.get<std::string>();
     } else if (key == "paths" && value.is_object()) {
       read_paths(value, profile, defects);
+    } else if (key == "requirements" && value.is_object()) {
+      read_requirements(value, profile, defects);
     } else if (key == "defaults" && value.is_object()) {
       read_defaults(value, profile);
     } else if (key != "schema_version") {

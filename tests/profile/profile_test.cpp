@@ -147,8 +147,11 @@ TEST(Profile, TakesPathsAndDefaultsOfTheKnownSystemAndListsTheRest) {
     "schema_version": "rlkernel.repro.profile.v1", "name": "old",
     "paths": { "model_root": "m", "prompt_data": "/d/p.jsonl", "ref_load": null, "megatron_root": "/x" },
     "defaults": { "tp_size": 2, "rollout-temperature": 0.7, "ray_num_cpus": 8, "run_id": "r" },
+    "requirements": { "backend": "cuda", "gpus": 4, "gpu_model": "H100", "torch": "2.9" },
     "ray": { "address": "x" } })",
                                   "/etc/rlk/p.json");
+  EXPECT_EQ(p.requirements.ranks, 4);
+  EXPECT_EQ(p.requirements.gpu_models, std::vector<std::string>{"H100"});
   EXPECT_EQ(p.name, "old");
   EXPECT_EQ(p.task.reward, "deepscaler");
   EXPECT_EQ(*p.paths.model_root, "/etc/rlk/m");
@@ -159,11 +162,24 @@ TEST(Profile, TakesPathsAndDefaultsOfTheKnownSystemAndListsTheRest) {
   EXPECT_EQ(p.defaults[0].text, "2");
   EXPECT_EQ(p.defaults[1].option, "temperature");
   EXPECT_EQ(p.ignored, (std::vector<std::string>{"paths.megatron_root", "defaults.ray_num_cpus",
-                                                 "defaults.run_id", "ray"}));
+                                                 "defaults.run_id", "requirements.torch", "ray"}));
 }
 
 TEST(Profile, ABadPathOfTheKnownSystemIsNamed) {
   EXPECT_EQ(defects(Json{{"schema_version", "rlkernel.repro.profile.v1"},
                          {"paths", {{"model_root", 5}}}}),
             "/etc/rlk/p.json: paths.model_root: 5; must be a path, or null");
+  EXPECT_EQ(defects(Json{{"schema_version", "rlkernel.repro.profile.v1"},
+                         {"requirements", {{"backend", "rocm"}, {"gpus", 3}}}}),
+            "/etc/rlk/p.json: requirements.backend: \"rocm\"; must be cuda\n"
+            "/etc/rlk/p.json: requirements.gpus: 3; must be 1, 2, 4 or 8");
+}
+
+TEST(Profile, ARewardCommandsPathStartsAtTheProfilesFolder) {
+  Json profile = valid_profile();
+  profile["task"]["reward"] = "command:tools/judge";
+  EXPECT_EQ(parse_profile(profile.dump(), "/etc/rlk/p.json").task.reward,
+            "command:/etc/rlk/tools/judge");
+  profile["task"]["reward"] = "command:/opt/judge";
+  EXPECT_EQ(parse_profile(profile.dump(), "/etc/rlk/p.json").task.reward, "command:/opt/judge");
 }
