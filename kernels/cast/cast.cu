@@ -1,4 +1,4 @@
-// cast: bf16 y = round(f32 x). Eight elements a thread.
+// cast: bf16 y = round(f32 x); widen: the way back. Eight elements a thread.
 
 #include "kernels/common/check.h"
 #include "kernels/common/grid.h"
@@ -21,7 +21,19 @@ __global__ void __launch_bounds__(kThreads) cast_kernel(const float* x, bf16* y,
   for (int64_t j = i; j < n; ++j) y[j].bits = static_cast<uint16_t>(round_pair(x[j], 0.0f));
 }
 
+__global__ void __launch_bounds__(kThreads) widen_kernel(WidenArgs a) {
+  const int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * 8;
+  const bf16* x = a.x + a.pieces.at(i);
+  for (int64_t j = i; j < min(i + 8, a.n); ++j) a.y[j] = to_float(x[j - i]);
+}
+
 }  // namespace
+
+void widen(Stream stream, const WidenArgs& a) {
+  if (a.n == 0) return;
+  widen_kernel<<<blocks_for(a.n, kThreads * 8), kThreads, 0, stream_of(stream)>>>(a);
+  check_launch("widen");
+}
 
 void cast(Stream stream, const CastArgs& a) {
   if (a.n == 0) return;

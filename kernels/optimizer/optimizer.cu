@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(AdamWArgs a) {
     store_vec(a.master + i, master);
     store_vec(a.m + i, m);
     store_vec(a.v + i, v);
-    *reinterpret_cast<uint2*>(a.weight + i) =
+    *reinterpret_cast<uint2*>(a.weight + a.pieces.at(i)) =
         make_uint2(round_pair(master.x[0], master.x[1]), round_pair(master.x[2], master.x[3]));
     return;
   }
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(AdamWArgs a) {
     a.master[j] = s.master;
     a.m[j] = s.m;
     a.v[j] = s.v;
-    a.weight[j].bits = static_cast<uint16_t>(round_pair(s.master, 0.0f));
+    a.weight[a.pieces.at(j)].bits = static_cast<uint16_t>(round_pair(s.master, 0.0f));
   }
 }
 
@@ -89,7 +89,7 @@ template <int Count>
 __device__ inline float tree_at(const TreeAddArgs& a, int64_t i) {
   float part[Count];
 #pragma unroll
-  for (int p = 0; p < Count; ++p) part[p] = a.part[p][i];
+  for (int p = 0; p < Count; ++p) part[p] = a.part[p][a.pieces.at(i)];
   return aligned_tree<Count>(part);
 }
 
@@ -110,8 +110,9 @@ __global__ void __launch_bounds__(kThreads) tree_add_kernel(TreeAddArgs a) {
     return;
   }
   F32x4 part[Count], sum;
+  const int64_t at = a.pieces.at(i);
 #pragma unroll
-  for (int p = 0; p < Count; ++p) part[p] = load_vec<F32x4>(a.part[p] + i);
+  for (int p = 0; p < Count; ++p) part[p] = load_vec<F32x4>(a.part[p] + at);
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     float one[Count];

@@ -1,6 +1,7 @@
 #include "rlk/device/counted.h"
 
 #include <array>
+#include <chrono>
 #include <iterator>
 #include <utility>
 
@@ -10,11 +11,19 @@ namespace {
 constexpr int kKinds = 2, kMaxOps = 64;
 Ops targets[kKinds];
 std::array<uint64_t, kMaxOps> calls[kKinds];
+std::array<double, kMaxOps> seconds[kKinds];
+bool timing = false;
 
 template <auto Member, int Index, int Kind, class Args>
 void thunk(Stream stream, const Args& args) {
   ++calls[Kind][Index];
+  if (!timing) return (targets[Kind].*Member)(stream, args);
+  targets[Kind].synchronize(stream);
+  const auto start = std::chrono::steady_clock::now();
   (targets[Kind].*Member)(stream, args);
+  targets[Kind].synchronize(stream);
+  seconds[Kind][Index] +=
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 template <auto Member, int Index, class Args>
@@ -50,7 +59,9 @@ constexpr const char* kNames[] = {"gemm",
                                   "tree_add",
                                   "sha256_pieces",
                                   "init_normal",
+                                  "init_uniform",
                                   "cast",
+                                  "widen",
                                   "gather_rows",
                                   "scatter_rows"};
 
@@ -74,8 +85,8 @@ using AllOps =
           &Ops::attention_delta, &Ops::attention_bwd_dq, &Ops::attention_bwd_dkv,
           &Ops::logits_support, &Ops::logprob_stats, &Ops::logprob_merge, &Ops::logprob_bwd,
           &Ops::sample, &Ops::sample_merge, &Ops::adamw, &Ops::sum_squares, &Ops::tree_add,
-          &Ops::sha256_pieces, &Ops::init_normal, &Ops::cast, &Ops::gather_rows,
-          &Ops::scatter_rows>;
+          &Ops::sha256_pieces, &Ops::init_normal, &Ops::init_uniform, &Ops::cast, &Ops::widen,
+          &Ops::gather_rows, &Ops::scatter_rows>;
 static_assert(AllOps::size == std::size(kNames) && AllOps::size <= kMaxOps);
 
 }  // namespace
@@ -92,6 +103,17 @@ std::map<std::string, uint64_t> op_calls(OpsKind kind) {
   std::map<std::string, uint64_t> result;
   for (size_t i = 0; i < AllOps::size; ++i)
     if (const uint64_t n = calls[static_cast<int>(kind)][i]) result[kNames[i]] = n;
+  return result;
+}
+
+void time_ops() {
+  timing = true;
+}
+
+std::map<std::string, double> op_seconds(OpsKind kind) {
+  std::map<std::string, double> result;
+  for (size_t i = 0; i < AllOps::size; ++i)
+    if (const double s = seconds[static_cast<int>(kind)][i]; s > 0) result[kNames[i]] = s;
   return result;
 }
 

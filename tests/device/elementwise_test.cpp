@@ -62,6 +62,71 @@ TEST_P(Elementwise, TreeAddIsTheAlignedTree) {
     }
 }
 
+// A rank's pieces among those of others: every op that takes them reads and writes its own alone.
+TEST_P(Elementwise, PiecesAmongOthersEqualTheWholeArray) {
+  RLK_NEEDS(tree_add);
+  RLK_NEEDS(adamw);
+  RLK_NEEDS(widen);
+  constexpr int64_t kStride = 80, kOwn = 150;  // pieces of 64, the last one shorter
+  const Pieces pieces{.log2_size = 6, .stride = kStride};
+  Random random(71);
+  const std::vector<float> part = random.floats(3 * kStride), start = random.floats(kOwn);
+  std::vector<bf16> weights(part.size());
+  std::transform(part.begin(), part.end(), weights.begin(), to_bf16);
+  std::vector<float> own, wide;
+  for (int64_t i = 0; i < kOwn; ++i) {
+    own.push_back(part[static_cast<size_t>(i / 64 * kStride + i % 64)]);
+    wide.push_back(to_float(to_bf16(own.back())));
+  }
+  const DeviceArray<float> source(ops(), part);
+  DeviceArray<float> sum(ops(), kOwn), widened(ops(), kOwn);
+  ops().tree_add(nullptr, {.part = {source.data()},
+                           .count = 1,
+                           .out = sum.data(),
+                           .n = kOwn,
+                           .out_f32 = true,
+                           .accumulate = false,
+                           .pieces = pieces});
+  EXPECT_TRUE(same_bits("tree_add", sum.host(), own));
+  DeviceArray<bf16> weight(ops(), weights);
+  ops().widen(nullptr, {weight.data(), widened.data(), kOwn, pieces});
+  EXPECT_TRUE(same_bits("widen", widened.host(), wide));
+
+  DeviceArray<float> master(ops(), start), m(ops(), std::vector<float>(kOwn)),
+      v(ops(), std::vector<float>(kOwn));
+  ops().adamw(nullptr, {.master = master.data(),
+                        .m = m.data(),
+                        .v = v.data(),
+                        .grad = sum.data(),
+                        .weight = weight.data(),
+                        .n = kOwn,
+                        .lr = 0.1f,
+                        .beta1 = 0.9f,
+                        .beta2 = 0.98f,
+                        .eps = 1e-8f,
+                        .weight_decay = 0,
+                        .bias1 = 10,
+                        .bias2 = 50,
+                        .grad_scale = 1,
+                        .pieces = pieces});
+  const std::vector<float> stepped = master.host();
+  for (int64_t i = 0; i < kOwn; ++i)
+    weights[static_cast<size_t>(pieces.at(i))] = to_bf16(stepped[static_cast<size_t>(i)]);
+  EXPECT_TRUE(same_bits("adamw", weight.host(), weights));  // what lies between is left alone
+}
+
+TEST_P(Elementwise, CopyRowsMovesItsRunsAlone) {
+  const std::vector<float> from = Random(73).floats(100);
+  std::vector<float> want(100, -1.0f);
+  for (const size_t row : {0u, 1u, 2u})
+    std::copy_n(from.begin() + static_cast<int64_t>(row * 30), 20,
+                want.begin() + static_cast<int64_t>(row * 30));
+  const DeviceArray<float> source(ops(), from);
+  DeviceArray<float> to(ops(), std::vector<float>(100, -1.0f));
+  ops().copy_rows(nullptr, to.data(), source.data(), 20 * 4, 30 * 4, 3);
+  EXPECT_TRUE(same_bits("copy_rows", to.host(), want));
+}
+
 TEST_P(Elementwise, TreeAddRefusesOtherCounts) {
   RLK_NEEDS(tree_add);
   DeviceArray<float> out(ops(), 8);
@@ -247,6 +312,39 @@ TEST_P(Elementwise, InitNormalIsBoxMullerOfTheStatedWords) {
   for (const double z : want) mean += z, square += z * z;
   EXPECT_NEAR(mean / static_cast<double>(n), 0, 0.08);  // 5 standard errors
   EXPECT_NEAR(square / static_cast<double>(n), 1, 0.12);
+}
+
+// ---- init_uniform
+// -------------------------------------------------------------------------------------------------
+
+TEST_P(Elementwise, InitUniformRectanglesEqualTheStatedWords) {
+  RLK_NEEDS(init_uniform);
+  constexpr uint64_t kKey = 0x123456789abcdefull;
+  constexpr float kStep = 0.0692820323f / 65536.0f;
+  const int64_t far = (int64_t{1} << 36) + 5;  // past 32 bits of blocks
+  for (const auto& [rows, cols, first, ld] :
+       {std::tuple<int64_t, int64_t, int64_t, int64_t>{1, 1, 0, 1},
+        {3, 8, 0, 8},
+        {5, 7, 3, 21},
+        {130, 17, 11, 40},
+        {2, 513, far, 1027},
+        {700, 1, 9, 3}}) {
+    DeviceArray<bf16> w(ops(), static_cast<size_t>(rows * cols));
+    ops().init_uniform(nullptr, {w.data(), rows, cols, first, ld, kKey, 1.0f, kStep});
+    std::vector<bf16> want;
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t c = 0; c < cols; ++c) {
+        const int64_t i = first + r * ld + c;
+        const auto block = static_cast<uint64_t>(i / 8);
+        const PhiloxBlock b =
+            philox({{static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32), 0, 0}},
+                   static_cast<uint32_t>(kKey), static_cast<uint32_t>(kKey >> 32));
+        const uint32_t word = b.word[i % 8 / 2] >> (i % 2 ? 16 : 0) & 0xFFFF;
+        const float scaled = (static_cast<float>(word) - 32767.5f) * kStep;
+        want.push_back(to_bf16(1.0f + scaled));
+      }
+    EXPECT_TRUE(same_bits(std::to_string(rows) + " x " + std::to_string(cols), w.host(), want));
+  }
 }
 
 // ---- sha256_pieces

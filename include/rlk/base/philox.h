@@ -25,6 +25,23 @@ RLK_HOST_DEVICE inline PhiloxBlock philox(PhiloxBlock counter, uint32_t key0, ui
   return counter;
 }
 
+// 16-bit word i of the sequence that a key names lies in block i / kHalfWords of that key.
+inline constexpr int64_t kHalfWords = 8;
+
+RLK_HOST_DEVICE inline PhiloxBlock half_word_block(uint64_t key, uint64_t index) {
+  return philox({{static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), 0, 0}},
+                static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32));
+}
+
+RLK_HOST_DEVICE inline uint32_t half_word(const PhiloxBlock& block, int64_t i) {
+  return block.word[i % kHalfWords / 2] >> (i % 2 * 16) & 0xFFFF;
+}
+
+// The same number on every machine: both operations are exact or rounded once, and never fused.
+RLK_HOST_DEVICE inline float uniform_value(uint32_t word, float centre, float step) {
+  return centre + (static_cast<float>(word) - 32767.5f) * step;
+}
+
 // splitmix64 finaliser (Steele, Lea, Flood 2014): spreads structured integers over 64 bits.
 RLK_HOST_DEVICE inline uint64_t mix64(uint64_t x) {
   x += 0x9E3779B97F4A7C15ull;

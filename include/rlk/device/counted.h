@@ -18,4 +18,9 @@ const Ops& counted(const Ops& ops, OpsKind kind);
 // Calls so far by op name, ops that ran at least once.
 std::map<std::string, uint64_t> op_calls(OpsKind kind);
 
+// From now on each op of the counted tables waits for itself and is timed: for profiles, not for
+// runs. Seconds so far by op name.
+void time_ops();
+std::map<std::string, double> op_seconds(OpsKind kind);
+
 }  // namespace rlk

@@ -438,9 +438,20 @@ struct SampleMergeArgs {
 // ---- Optimizer and helpers
 // ------------------------------------------------------------------------------------
 
+// Where element i of a flat array lies in one that holds it in pieces of 2^log2_size elements (at
+// least 8), `stride` apart: a CP rank's units among all units. By default the array is whole.
+struct Pieces {
+  int log2_size = 62;
+  int64_t stride = 0;
+  RLK_HOST_DEVICE int64_t at(int64_t i) const {
+    return (i >> log2_size) * stride + (i & ((int64_t{1} << log2_size) - 1));
+  }
+};
+
 // adamw: g = grad*grad_scale; m = beta1*m + (1-beta1)*g; v = beta2*v + (1-beta2)*g^2;
 // master -= lr * (m*bias1 / (sqrt(v*bias2) + eps) + weight_decay*master); weight = round(master).
-// bias1 = 1/(1-beta1^t), bias2 = 1/(1-beta2^t), computed by the caller in fp64.
+// bias1 = 1/(1-beta1^t), bias2 = 1/(1-beta2^t), computed by the caller in fp64. Weight i is at
+// weight[pieces.at(i)].
 struct AdamWArgs {
   float* master;
   float* m;
@@ -449,6 +460,7 @@ struct AdamWArgs {
   bf16* weight;
   int64_t n;
   float lr, beta1, beta2, eps, weight_decay, bias1, bias2, grad_scale;
+  Pieces pieces = {};
 };
 
 inline constexpr int64_t kNormTile = 65536;  // elements of one gradient-norm tile
@@ -462,7 +474,7 @@ struct SumSquaresArgs {
 };
 
 // tree_add: out[i] = aligned tree over `count` (1,2,4,8) parts, fp32; bf16 output rounds once.
-// accumulate (f32 only): out += tree.
+// accumulate (f32 only): out += tree. Element i of a part is at part[pieces.at(i)].
 struct TreeAddArgs {
   const float* part[kSlices];
   int count;
@@ -470,6 +482,7 @@ struct TreeAddArgs {
   int64_t n;
   bool out_f32;
   bool accumulate;
+  Pieces pieces = {};
 };
 
 // Bytes to hash in pieces. first_piece: the sum of ceil(bytes / piece) over the ranges before it;
@@ -499,11 +512,30 @@ struct InitNormalArgs {
   float std;
 };
 
+// init_uniform: w[r, c] = round(centre + (word(i) - 32767.5) * step), i = first + r*ld + c: a
+// rectangle of a tensor whose rows are ld long. word(i): 16-bit word i of the key's sequence
+// (base/philox.h). Each float operation rounds by itself, so that every backend gives the same
+// bits.
+struct InitUniformArgs {
+  bf16* w;  // [rows, cols]
+  int64_t rows, cols, first, ld;
+  uint64_t key;
+  float centre, step;
+};
+
 // cast: bf16 y = round(f32 x), n elements.
 struct CastArgs {
   const float* x;
   bf16* y;
   int64_t n;
+};
+
+// widen: f32 y[i] = bf16 x[pieces.at(i)], n elements.
+struct WidenArgs {
+  const bf16* x;
+  float* y;
+  int64_t n;
+  Pieces pieces = {};
 };
 
 // gather_rows: y[i] = x[index[i]]; scatter_rows: y[index[i]] = x[i]; a negative index gives a zero
@@ -549,7 +581,9 @@ struct Ops {
   void (*tree_add)(Stream, const TreeAddArgs&);
   void (*sha256_pieces)(Stream, const Sha256Args&);
   void (*init_normal)(Stream, const InitNormalArgs&);
+  void (*init_uniform)(Stream, const InitUniformArgs&);
   void (*cast)(Stream, const CastArgs&);
+  void (*widen)(Stream, const WidenArgs&);
   void (*gather_rows)(Stream, const RowMapArgs&);
   void (*scatter_rows)(Stream, const RowMapArgs&);
 
@@ -565,8 +599,11 @@ struct Ops {
   void* (*alloc)(size_t bytes);  // 256-byte aligned, zeroed; throws Error when there is none
   void (*free)(void*);
   void (*copy)(Stream, void* to, const void* from, size_t bytes);  // any direction
+  // `rows` runs of `bytes` bytes, `stride` apart on both sides.
+  void (*copy_rows)(Stream, void* to, const void* from, size_t bytes, size_t stride, size_t rows);
   void (*zero)(Stream, void*, size_t bytes);
-  void (*synchronize)(Stream);  // waits; throws Error with the device's message
+  void (*synchronize)(Stream);        // waits; throws Error with the device's message
+  size_t (*memory_used)() = nullptr;  // bytes of the device in use, by anybody; null on the CPU
 
   // Streams, page-locked host memory and captured graphs of a device backend; null on the CPU,
   // whose stream is null. Between capture_begin and capture_end the thread's ops on the stream are

@@ -116,6 +116,23 @@ Case init_normal(Buffers& b, int64_t n) {
   return c;
 }
 
+Case init_uniform(Buffers& b, int64_t n) {
+  Case c;
+  c.bytes = static_cast<double>(n) * 2;
+  bf16* w = b.array<bf16>(n);
+  const InitUniformArgs args{w, n / 4096, 4096, 3, 8192, 11, 0.0f, 1e-6f};
+  c.run = [=, &b](Stream s, int) { b.ops().init_uniform(s, args); };
+  c.verify = [=, &b] {
+    std::vector<bf16> want(kChecked / 4096 * 4096);
+    InitUniformArgs head = args;
+    head.w = want.data();
+    head.rows = kChecked / 4096;
+    cpu_ops(4).init_uniform(nullptr, head);
+    return compare("w", floats(b.host(w, static_cast<int64_t>(want.size()))), floats(want), 0, 0);
+  };
+  return c;
+}
+
 Case sha256(Buffers& b, int64_t bytes, int64_t piece) {
   Case c;
   const void* data = b.normal(bytes / 2);
@@ -148,6 +165,7 @@ void add_optimizer_cases(std::vector<NamedCase>& cases) {
                    [](Buffers& b) { return tree_add(b, kLarge / 4, false); }});
   cases.push_back({"cast", "n=268M", [](Buffers& b) { return cast(b, kLarge); }});
   cases.push_back({"init_normal", "n=268M", [](Buffers& b) { return init_normal(b, kLarge); }});
+  cases.push_back({"init_uniform", "n=268M", [](Buffers& b) { return init_uniform(b, kLarge); }});
   for (const auto& [gib, kib] :
        {std::pair<int64_t, int64_t>{2, 1024}, {8, 1024}, {16, 1024}, {2, 256}, {2, 64}}) {
     cases.push_back({"sha256_pieces",

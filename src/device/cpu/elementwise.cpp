@@ -1,6 +1,6 @@
 // Ops whose every element stands alone, and those that move rows: swiglu, cast, adamw, tree_add,
-// init_normal, embedding, gather/scatter; also sum_squares and sha256_pieces, whose tiles stand
-// alone.
+// init_normal, init_uniform, embedding, gather/scatter; also sum_squares and sha256_pieces, whose
+// tiles stand alone.
 
 #include <algorithm>
 #include <cstring>
@@ -88,6 +88,11 @@ void cast(Stream, const CastArgs& g) {
   for_each_eight(g.n, [&](int64_t i, int n) { store_some(g.y + i, load_some(g.x + i, n), n); });
 }
 
+void widen(Stream, const WidenArgs& g) {
+  for_each_eight(
+      g.n, [&](int64_t i, int n) { store_some(g.y + i, load_some(g.x + g.pieces.at(i), n), n); });
+}
+
 void adamw(Stream, const AdamWArgs& g) {
   const F8 beta1 = all8(g.beta1), beta2 = all8(g.beta2);
   const F8 rest1 = all8(1.f - g.beta1), rest2 = all8(1.f - g.beta2);
@@ -102,7 +107,7 @@ void adamw(Stream, const AdamWArgs& g) {
     store_some(g.m + i, m, n);
     store_some(g.v + i, v, n);
     store_some(g.master + i, next, n);
-    store_some(g.weight + i, next, n);
+    store_some(g.weight + g.pieces.at(i), next, n);
   });
 }
 
@@ -111,7 +116,8 @@ void tree_add(Stream, const TreeAddArgs& g) {
   require(!g.accumulate || g.out_f32, "tree_add", "accumulate into bf16", g.accumulate, "off");
   for_each_eight(g.n, [&](int64_t i, int n) {
     F8 node[kSlices];
-    for (int p = 0; p < g.count; ++p) node[p] = load_some(g.part[p] + i, n);
+    const int64_t at = g.pieces.at(i);
+    for (int p = 0; p < g.count; ++p) node[p] = load_some(g.part[p] + at, n);
     for (int width = g.count / 2; width > 0; width /= 2)
       for (int p = 0; p < width; ++p) node[p] = add8(node[2 * p], node[2 * p + 1]);
     if (!g.out_f32) return store_some(static_cast<bf16*>(g.out) + i, node[0], n);
@@ -148,6 +154,20 @@ void init_normal(Stream, const InitNormalArgs& g) {
       for (int e = 0; e < 16; ++e) {
         const int64_t i = quad * 4 + e - g.first;
         if (i >= 0 && i < g.n) g.w[i] = to_bf16(g.std * z[e % 2][e / 2]);
+      }
+    }
+  });
+}
+
+void init_uniform(Stream, const InitUniformArgs& g) {
+  for_each_part(g.rows, 1 + 4096 / (g.cols + 1), [&](int64_t from, int64_t to) {
+    for (int64_t r = from; r < to; ++r) {
+      const int64_t begin = g.first + r * g.ld;
+      PhiloxBlock block{};
+      for (int64_t i = begin; i < begin + g.cols; ++i) {
+        if (i == begin || i % kHalfWords == 0)
+          block = half_word_block(g.key, static_cast<uint64_t>(i / kHalfWords));
+        g.w[r * g.cols + i - begin] = to_bf16(uniform_value(half_word(block, i), g.centre, g.step));
       }
     }
   });

@@ -52,7 +52,9 @@ void sum_squares(Stream, const SumSquaresArgs&);
 void tree_add(Stream, const TreeAddArgs&);
 void sha256_pieces(Stream, const Sha256Args&);
 void init_normal(Stream, const InitNormalArgs&);
+void init_uniform(Stream, const InitUniformArgs&);
 void cast(Stream, const CastArgs&);
+void widen(Stream, const WidenArgs&);
 void gather_rows(Stream, const RowMapArgs&);
 void scatter_rows(Stream, const RowMapArgs&);
 

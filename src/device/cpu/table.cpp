@@ -21,6 +21,12 @@ void copy(Stream, void* to, const void* from, size_t bytes) {
   if (bytes > 0) std::memmove(to, from, bytes);
 }
 
+void copy_rows(Stream, void* to, const void* from, size_t bytes, size_t stride, size_t rows) {
+  for (size_t r = 0; r < rows; ++r)
+    copy(nullptr, static_cast<char*>(to) + r * stride, static_cast<const char*>(from) + r * stride,
+         bytes);
+}
+
 void zero(Stream, void* memory, size_t bytes) {
   if (bytes > 0) std::memset(memory, 0, bytes);
 }
@@ -61,7 +67,9 @@ Ops make_table() {
   t.tree_add = cpu::tree_add;
   t.sha256_pieces = cpu::sha256_pieces;
   t.init_normal = cpu::init_normal;
+  t.init_uniform = cpu::init_uniform;
   t.cast = cpu::cast;
+  t.widen = cpu::widen;
   t.gather_rows = cpu::gather_rows;
   t.scatter_rows = cpu::scatter_rows;
   t.rms_norm_wgrad_workspace = no_workspace<RmsNormWgradArgs>;
@@ -73,6 +81,7 @@ Ops make_table() {
   t.alloc = alloc;
   t.free = std::free;
   t.copy = copy;
+  t.copy_rows = copy_rows;
   t.zero = zero;
   t.synchronize = [](Stream) {};
   return t;

@@ -38,6 +38,14 @@ void copy(Stream stream, void* to, const void* from, size_t bytes) {
   check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_of(stream)), "cudaMemcpyAsync");
 }
 
+void copy_rows(Stream stream, void* to, const void* from, size_t bytes, size_t stride,
+               size_t rows) {
+  if (bytes == 0 || rows == 0) return;
+  check(cudaMemcpy2DAsync(to, stride, from, stride, bytes, rows, cudaMemcpyDefault,
+                          stream_of(stream)),
+        "cudaMemcpy2DAsync");
+}
+
 void zero(Stream stream, void* memory, size_t bytes) {
   if (bytes == 0) return;
   check(cudaMemsetAsync(memory, 0, bytes, stream_of(stream)), "cudaMemsetAsync");
@@ -48,6 +56,12 @@ void synchronize(Stream stream) {
   if (cuda::collective_failure == nullptr) return;
   if (const std::string failure = cuda::collective_failure(); !failure.empty())
     throw Error(failure);
+}
+
+size_t memory_used() {
+  size_t available = 0, total = 0;
+  check(cudaMemGetInfo(&available, &total), "cudaMemGetInfo");
+  return total - available;
 }
 
 Stream stream_create() {
@@ -97,6 +111,7 @@ void graph_destroy(Graph graph) {
 Ops make_table() {
   Ops t{};
   t.backend = "cuda";
+  t.memory_used = memory_used;
   t.gemm = cuda::gemm;
   t.gemm_dgrad = cuda::gemm_dgrad;
   t.gemm_wgrad = cuda::gemm_wgrad;
@@ -133,10 +148,13 @@ Ops make_table() {
   t.scatter_rows = cuda::scatter_rows;
   t.sha256_pieces = cuda::sha256_pieces;
   t.init_normal = cuda::init_normal;
+  t.init_uniform = cuda::init_uniform;
   t.cast = cuda::cast;
+  t.widen = cuda::widen;
   t.alloc = alloc;
   t.free = release;
   t.copy = copy;
+  t.copy_rows = copy_rows;
   t.zero = zero;
   t.synchronize = synchronize;
   t.stream_create = stream_create;
