@@ -109,7 +109,10 @@ void check_job(const std::string& profile, Checks& checks) {
     try {
       check_inputs(plan);
       checks.push_back({"files", true,
-                        "model, tokenizer and prompts fit each other; every weight was read", ""});
+                        plan.synthetic
+                            ? "none: the model is synthetic"
+                            : "model, tokenizer and prompts fit each other; every weight was read",
+                        ""});
     } catch (const InputError& error) {
       add_defects("files", error, "rlk prepare --help says how to get data and models", checks);
     }

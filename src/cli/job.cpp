@@ -27,14 +27,15 @@ namespace fs = std::filesystem;
 // What the run was fed, by content.
 ManifestInputs manifest_inputs(const Plan& plan, const LaunchConfig& config) {
   ManifestInputs inputs;
-  std::vector<fs::path> files;
-  for (const auto& entry : fs::directory_iterator(plan.model_root)) {
-    const std::string extension = entry.path().extension();
-    if (entry.is_regular_file() && (extension == ".json" || extension == ".safetensors"))
-      files.push_back(entry.path());
+  if (!plan.synthetic) {
+    for (const auto& entry : fs::directory_iterator(plan.model_root)) {
+      const fs::path& file = entry.path();
+      if (entry.is_regular_file() &&
+          (file.extension() == ".json" || file.extension() == ".safetensors"))
+        inputs.model_files[file.filename()] = hex(sha256_file(file));
+    }
+    inputs.data_sha256 = hex(sha256_file(plan.prompt_data));
   }
-  for (const fs::path& file : files) inputs.model_files[file.filename()] = hex(sha256_file(file));
-  inputs.data_sha256 = hex(sha256_file(plan.prompt_data));
   for (int rank = 0; rank < config.ranks; ++rank)
     inputs.commands.push_back(worker_argv(config, rank));
   if (plan.options.backend == Backend::cuda)

@@ -50,10 +50,7 @@ void check_gpus(const Plan& plan) {
   if (!busy.empty()) throw InputError(std::move(busy));
 }
 
-}  // namespace
-
-void check_inputs(const Plan& plan) {
-  std::vector<Diagnostic> defects;
+void check_files(const Plan& plan, std::vector<Diagnostic>& defects) {
   std::optional<Tokenizer> tokenizer;
   collect(defects, [&] { tokenizer.emplace(plan.model_root / "tokenizer.json"); });
   if (tokenizer && tokenizer->size() > plan.model.vocab)
@@ -62,10 +59,17 @@ void check_inputs(const Plan& plan) {
                        "the model's vocabulary ends at " + std::to_string(plan.model.vocab - 1)});
   if (tokenizer) collect(defects, [&] { check_prompts(plan, *tokenizer); });
   if (plan.task.chat_template) collect(defects, [&] { check_chat_template(plan.model_root); });
-  collect(defects, [&] { make_reward(plan.task.reward); });
   collect(defects, [&] { Checkpoint(plan.model_root, plan.model).verify(); });
   if (!plan.ref_load.empty())
     collect(defects, [&] { Checkpoint(plan.ref_load, plan.model).verify(); });
+}
+
+}  // namespace
+
+void check_inputs(const Plan& plan) {
+  std::vector<Diagnostic> defects;
+  collect(defects, [&] { make_reward(plan.task.reward); });
+  if (!plan.synthetic) check_files(plan, defects);
   collect(defects, [&] { check_gpus(plan); });
   if (!defects.empty()) throw InputError(std::move(defects));
 }

@@ -24,8 +24,9 @@ void add_options(CLI::App& app, Request& r) {
       ->type_name("HEX");
   app.add_option("--convert", r.convert, "JSON lines or Parquet to prompts and labels")
       ->type_name("FILE");
-  app.add_option("--synthetic", r.synthetic, "a model of random weights: qwen3-0.6b ... qwen3-32b")
-      ->type_name("SIZE");
+  app.add_option("--synthetic", r.synthetic,
+                 "a model of random weights: qwen3-0.6b ... qwen3-32b, or a config.json")
+      ->type_name("SHAPE");
   app.add_option("--tokenizer-dir", r.tokenizer_dir,
                  "with --synthetic: copy the tokenizer from here")
       ->type_name("DIR");
@@ -65,7 +66,8 @@ int prepare_command(const Arguments& args) {
   } else if (!r.convert.empty()) {
     report_prompts(r.out, convert_prompts(r.convert, r.out));
   } else {
-    write_synthetic_checkpoint(r.synthetic, *seed, r.tokenizer_dir, r.out);
+    write_synthetic_checkpoint(model_of_shape(r.synthetic, "--synthetic"), *seed, r.tokenizer_dir,
+                               r.out);
     fmt::print("{}: a {} of random weights, seed {}\n", r.out, r.synthetic, *seed);
   }
   return kExitOk;

@@ -164,8 +164,23 @@ PromptSet::PromptSet(std::string_view lines, const std::string& file, const Prom
   if (!defects.empty()) throw InputError(std::move(defects));
 }
 
+PromptSet PromptSet::synthetic(uint64_t seed, int64_t length, int64_t vocab) {
+  constexpr size_t kRows = 1 << 16;  // more than any step takes
+  PromptSet set;
+  set.rows_.resize(kRows);
+  set.seed_ = seed;
+  set.length_ = length;
+  set.vocab_ = vocab;
+  return set;
+}
+
 std::vector<int32_t> PromptSet::tokens(int64_t row) const {
-  return tokenizer_->encode(text(row));
+  if (tokenizer_ != nullptr) return tokenizer_->encode(text(row));
+  const uint64_t key = sample_key(seed_, static_cast<uint64_t>(row));
+  std::vector<int32_t> ids(static_cast<size_t>(length_));
+  for (size_t i = 0; i < ids.size(); ++i)
+    ids[i] = static_cast<int32_t>(mix64(key + i) % static_cast<uint64_t>(vocab_));
+  return ids;
 }
 
 std::vector<int64_t> rows_of_step(uint64_t seed, int64_t step, int64_t rows, int64_t per_step) {

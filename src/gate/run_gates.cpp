@@ -107,7 +107,7 @@ const Nested kNestedKeys[] = {
      {"name", "loss_aggregation", "eps_clip", "kl_coef", "kl_estimator", "std_normalization",
       "global_batch_size", "super_batch_tokens", "lr", "weight_decay", "beta1", "beta2", "adam_eps",
       "clip_grad"}},
-    {"model", {"root", "ref_load", "config", "files"}},
+    {"model", {"root", "synthetic", "ref_load", "config", "files"}},
     {"data", {"path", "sha256", "reward"}},
     {"source", {"revision", "dirty"}},
     {"build", {"compiler", "type", "flags", "cuda"}},
@@ -131,10 +131,14 @@ std::string missing_key(const Json& m) {
 
 void check_inputs(const Json& m, int ranks, GateResult* result) {
   const Json& files = m["model"]["files"];
-  if (!files.is_object() || files.empty()) fail(result, "model.files is empty");
+  const bool synthetic = m["model"]["synthetic"].is_object();
+  if (!files.is_object() || files.empty() != synthetic)
+    fail(result,
+         synthetic ? "model.files of a synthetic model is not empty" : "model.files is empty");
   for (const auto& [name, digest] : files.items())
     if (!is_sha256(digest)) fail(result, "model.files." + name + " is no SHA-256");
-  if (!is_sha256(m["data"]["sha256"])) fail(result, "data.sha256 is no SHA-256");
+  if (synthetic ? !m["data"]["sha256"].is_null() : !is_sha256(m["data"]["sha256"]))
+    fail(result, synthetic ? "data.sha256 of synthetic prompts" : "data.sha256 is no SHA-256");
   if (!m["commands"].is_array() || m["commands"].size() != static_cast<size_t>(ranks))
     fail(result, "commands do not list every rank");
 }

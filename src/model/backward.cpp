@@ -277,9 +277,9 @@ BackwardScratch backward_scratch_at(void* base, const Context& ctx, int64_t T, i
 }
 
 void backward_head(const Context& ctx, const WeightsView& view, const int32_t* index,
-                   const int32_t* target, const float* g, int64_t R, int64_t T,
-                   const Leaves& leaves, const RowSampling& sampling, HeadActs& a,
-                   BackwardScratch& b, float* dw_head, float* dw_norm) {
+                   const int32_t* target, const float* g, int64_t R, const Leaves& leaves,
+                   const RowSampling& sampling, HeadActs& a, BackwardScratch& b, float* dw_head,
+                   float* dw_norm) {
   const ModelConfig& m = ctx.config;
   const Ops& ops = *ctx.logp;
   const int n = view.range.count;
@@ -317,7 +317,6 @@ void backward_head(const Context& ctx, const WeightsView& view, const int32_t* i
                                 .T = R,
                                 .D = m.D,
                                 .accumulate = false});
-  ops.zero(ctx.stream, b.dres, static_cast<size_t>(T * m.D) * sizeof(float));
   ops.scatter_rows(ctx.stream,
                    {.x = b.dy, .y = b.dres, .index = index, .rows = R, .row_bytes = m.D * 4});
 }

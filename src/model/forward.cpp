@@ -123,7 +123,7 @@ void row_parallel(const Context& ctx, const Ops& ops, const bf16* x, const bf16*
 
 void forward_layer(const Context& ctx, const WeightsView& view, int layer, const Batch& b,
                    const KvCache& cache, const KvPublish& publish, const bf16* previous,
-                   LayerActs& a, ForwardScratch& scratch) {
+                   LayerActs& a, ForwardScratch& scratch, bool down) {
   const ModelConfig& m = ctx.config;
   const LayerWeights& w = view.layer[layer];
   const Topology::Range range = view.range;
@@ -201,6 +201,7 @@ void forward_layer(const Context& ctx, const WeightsView& view, int layer, const
   trace(ctx, "gate_up", layer, a.gate_up, 2 * m.ffn_slice() * 2, range);
   ffn.swiglu(s, {.gate_up = a.gate_up, .act = a.act, .T = b.T, .fs = m.ffn_slice(), .slices = n});
   trace(ctx, "swiglu", layer, a.act, m.ffn_slice() * 2, range);
+  if (!down) return;
   row_parallel(ctx, ffn, a.act, w.down, b.T, m.ffn_slice(), n, scratch);
   trace(ctx, "down", layer, scratch.delta, m.D * 2, kReplicated);
 }

@@ -157,4 +157,19 @@ std::vector<Unit> shard_units(const std::vector<TensorSpec>& tensors, Topology::
   return units;
 }
 
+std::vector<Unit> unit_runs(const std::vector<Unit>& units, int cp) {
+  std::vector<Unit> runs;
+  std::vector<int> open(cp, -1);  // each owner's run in the current slice
+  for (const Unit& u : units) {
+    int& run = open[u.owner];
+    if (run >= 0 && runs[run].tensor == u.tensor && runs[run].slice == u.slice) {
+      runs[run].count += u.count;
+    } else {
+      run = static_cast<int>(runs.size());
+      runs.push_back(u);
+    }
+  }
+  return runs;
+}
+
 }  // namespace rlk

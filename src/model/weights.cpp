@@ -49,17 +49,24 @@ const bf16* Weights::at_rank(int rank, const TensorSpec& tensor, int slice) cons
 
 void Weights::load(const Ops& ops, const TensorReader& read) {
   std::vector<bf16> host;
+  fill(ops, [&](const TensorSpec& tensor, int64_t row0, int64_t rows, int64_t col0, int64_t cols,
+                bf16* to) {
+    host.resize(rows * cols);
+    read(tensor, row0, rows, col0, cols, host.data());
+    ops.copy(nullptr, to, host.data(), host.size() * sizeof(bf16));
+  });
+}
+
+void Weights::fill(const Ops& ops, const TensorFill& write) {
   for (const TensorSpec& tensor : tensors_) {
     const bool sliced = tensor.cut != Cut::none;
     const int first = sliced ? range_.first : 0, count = sliced ? range_.count : 1;
     for (int s = first; s < first + count; ++s) {
       const int64_t n = tensor.slice_elements(s);
       if (n == 0) continue;
-      host.resize(n);
-      const int64_t rows = n / tensor.slice_cols;
-      read(tensor, tensor.cut == Cut::rows ? s * tensor.slice_rows : 0, rows,
-           tensor.cut == Cut::columns ? s * tensor.slice_cols : 0, tensor.slice_cols, host.data());
-      ops.copy(nullptr, at(tensor, s), host.data(), n * sizeof(bf16));
+      write(tensor, tensor.cut == Cut::rows ? s * tensor.slice_rows : 0, n / tensor.slice_cols,
+            tensor.cut == Cut::columns ? s * tensor.slice_cols : 0, tensor.slice_cols,
+            at(tensor, s));
     }
   }
   ops.synchronize(nullptr);
@@ -100,13 +107,16 @@ void Weights::sync(const Ops& ops, Stream stream) {
   const int shards = std::max(1, range_.count / slices_each);
   for (int shard = first_tp; shard < first_tp + shards; ++shard) {
     const auto units = shard_units(tensors_, {shard * slices_each, slices_each}, topology_.cp);
-    for (const Unit& u : units) {
+    for (const Unit& u : unit_runs(units, topology_.cp)) {
       const int owner = shard * per_tp + u.owner;
       const TensorSpec& tensor = tensors_[u.tensor];
       const bool replicated_again = tensor.cut == Cut::none && shard != topology_.tp_index(me);
       if (owner == me || replicated_again) continue;
-      ops.copy(stream, at(tensor, u.slice) + u.begin, at_rank(owner, tensor, u.slice) + u.begin,
-               u.count * sizeof(bf16));
+      bf16* to = at(tensor, u.slice) + u.begin;
+      const bf16* from = at_rank(owner, tensor, u.slice) + u.begin;
+      const int64_t stride = topology_.cp * kUnit, whole = u.count / kUnit;
+      ops.copy_rows(stream, to, from, kUnit * sizeof(bf16), stride * sizeof(bf16), whole);
+      ops.copy(stream, to + whole * stride, from + whole * stride, u.count % kUnit * sizeof(bf16));
     }
   }
   ops.synchronize(stream);

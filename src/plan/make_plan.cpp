@@ -64,6 +64,7 @@ class Maker {
   void task();
   void paths();
   void model();
+  void check_synthetic();
   void inputs_are_there();
   void gpus_are_there();
   void reference_fits();
@@ -253,6 +254,7 @@ void Maker::task() {
   plan_.task = {from.reward, from.prompt_key, from.label_key, from.chat_template,
                 from.prompt_data_sha256};
   plan_.profile_name = in_.profile->name;
+  plan_.synthetic = in_.profile->synthetic;
 }
 
 void Maker::paths() {
@@ -270,21 +272,39 @@ void Maker::paths() {
            "needed here or as paths." + std::string(key) + " of " + in_.profile->file.string());
     return value.value_or(fs::path());
   };
-  plan_.model_root = need("model-root", "model_root", pick("model-root", from.model_root));
-  plan_.prompt_data = need("prompt-data", "prompt_data", pick("prompt-data", from.prompt_data));
+  const auto model_root = pick("model-root", from.model_root),
+             prompt_data = pick("prompt-data", from.prompt_data),
+             ref_load = pick("ref-load", from.ref_load);
   plan_.output_root = need("output-root", "output_root", output_root);
-  plan_.ref_load = pick("ref-load", from.ref_load).value_or(fs::path());
   plan_.run_dir = plan_.output_root / plan_.run_id;
+  if (!plan_.synthetic) {
+    plan_.model_root = need("model-root", "model_root", model_root);
+    plan_.prompt_data = need("prompt-data", "prompt_data", prompt_data);
+    plan_.ref_load = ref_load.value_or(fs::path());
+    return;
+  }
+  for (const auto& [option, path] :
+       {std::pair("model-root", model_root), {"prompt-data", prompt_data}, {"ref-load", ref_load}})
+    if (path)
+      fail(values_.where(option), path->string() + " stands beside model.source \"synthetic\"",
+           "a synthetic model has no files");
 }
 
 void Maker::model() {
-  if (plan_.model_root.empty()) return;
+  const Profile& from = *in_.profile;
+  if (!plan_.synthetic && plan_.model_root.empty()) return;
+  // A plan alone can be made where the model is not.
+  const bool absent =
+      !in_.starting && !from.shape.empty() && !fs::exists(plan_.model_root / "config.json");
   try {
-    plan_.model = read_model_config(plan_.model_root);
+    plan_.model = plan_.synthetic || absent
+                      ? model_of_shape(from.shape, from.file.string() + ": model.shape")
+                      : read_model_config(plan_.model_root);
   } catch (const InputError& error) {
     defects_.insert(defects_.end(), error.diagnostics().begin(), error.diagnostics().end());
     return;
   }
+  if (plan_.synthetic) check_synthetic();
   const ModelConfig& m = plan_.model;
   if (plan_.options.top_k > m.vocab)
     values_.fail("top-k", "must be -1 or from 1 to the vocabulary's " + std::to_string(m.vocab));
@@ -293,10 +313,24 @@ void Maker::model() {
                                          std::to_string(m.max_position) + " positions");
 }
 
+void Maker::check_synthetic() {
+  const std::string file = in_.profile->file.string();
+  const int64_t prompt = plan_.synthetic->prompt_tokens,
+                room = plan_.model.max_position - plan_.options.max_response_len;
+  if (plan_.model.max_position > 0 && prompt > room)
+    fail(file + ": model.prompt_tokens", std::to_string(prompt),
+         "with the longest response it must fit the model's " +
+             std::to_string(plan_.model.max_position) + " positions");
+  if (plan_.task.reward != "synthetic-hash")
+    fail(file + ": task.reward", "\"" + printable(plan_.task.reward) + "\"",
+         "a synthetic model writes no text: must be \"synthetic-hash\"");
+}
+
 void Maker::inputs_are_there() {
   std::error_code ignored;
   if (!plan_.output_root.empty() && fs::exists(plan_.run_dir, ignored))
     fail(values_.where("run-id"), plan_.run_dir.string() + " exists", "a run id is never reused");
+  if (plan_.synthetic) return;
   if (!plan_.prompt_data.empty() && !fs::is_regular_file(plan_.prompt_data, ignored))
     fail(plan_.prompt_data.string(), "no such file",
          "must hold the prompts, one JSON object a line");

@@ -219,6 +219,20 @@ void read_model(JsonReader json, ModelConfig& m) {
   }
 }
 
+Json synthetic_json(const std::optional<SyntheticModel>& s) {
+  if (!s) return nullptr;
+  return {{"shape", s->shape}, {"seed", s->seed}, {"prompt_tokens", s->prompt_tokens}};
+}
+
+void read_synthetic(JsonReader& model, Plan& plan) {
+  if (model.find("synthetic", JsonReader::Key::optional) == nullptr) return;
+  JsonReader json = model.object("synthetic");
+  SyntheticModel& s = plan.synthetic.emplace();
+  json.string("shape", s.shape);
+  read_seed(json, "seed", s.seed);
+  json.integer("prompt_tokens", 1, kAny, s.prompt_tokens);
+}
+
 void read_data(JsonReader json, Plan& plan) {
   std::string path;
   json.string("path", path);
@@ -279,6 +293,7 @@ std::string plan_to_json(const Plan& plan) {
   json["model"] = {
       {"root", plan.model_root.string()},
       {"ref_load", plan.ref_load.empty() ? Json(nullptr) : Json(plan.ref_load.string())},
+      {"synthetic", synthetic_json(plan.synthetic)},
       {"config", model_json(plan.model)}};
   json["data"] = {
       {"path", plan.prompt_data.string()},
@@ -325,6 +340,7 @@ Plan plan_from_json(const std::string& text) {
   std::string path;
   if (model.string("root", path)) plan.model_root = path;
   if (model.string("ref_load", path, JsonReader::Key::optional)) plan.ref_load = path;
+  read_synthetic(model, plan);
   read_model(model.object("config"), plan.model);
   read_data(json.object("data"), plan);
   if (json.string("output_root", path)) plan.output_root = path;

@@ -68,14 +68,19 @@ std::string values_text(const Plan& plan) {
 
 std::string files_text(const Plan& plan) {
   const ModelConfig& m = plan.model;
+  std::string model = plan.model_root.string(), prompts = plan.prompt_data.string();
+  if (const auto& s = plan.synthetic) {
+    model = fmt::format("synthetic {}, seed {}", s->shape, s->seed);
+    prompts = fmt::format("synthetic, {} tokens each", s->prompt_tokens);
+  }
   return fmt::format(
       "model      {} (L {} · D {} · H {} · KH {} · Dh {} · F {} · V {}{})\n"
       "reference  {}\n"
       "prompts    {} (reward {})\n"
       "run dir    {}\n",
-      plan.model_root.string(), m.L, m.D, m.H, m.KH, m.Dh, m.F, m.vocab, m.tied ? ", tied" : "",
-      plan.ref_load.empty() ? "the loaded model" : plan.ref_load.string(),
-      plan.prompt_data.string(), plan.task.reward, plan.run_dir.string());
+      model, m.L, m.D, m.H, m.KH, m.Dh, m.F, m.vocab, m.tied ? ", tied" : "",
+      plan.ref_load.empty() ? "the loaded model" : plan.ref_load.string(), prompts,
+      plan.task.reward, plan.run_dir.string());
 }
 
 std::string memory_text(const Plan& plan) {

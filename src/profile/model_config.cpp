@@ -136,7 +136,46 @@ void read_pad(JsonReader& json, const ModelConfig& c, int32_t& pad) {
   pad = static_cast<int32_t>(id);
 }
 
+// The published Qwen3 dense models (config.json of each).
+struct Shape {
+  const char* name;
+  int64_t D, F, L, H, KH;
+  bool tied;
+};
+constexpr Shape kShapes[] = {
+    {"qwen3-0.6b", 1024, 3072, 28, 16, 8, true},  {"qwen3-1.7b", 2048, 6144, 28, 16, 8, true},
+    {"qwen3-4b", 2560, 9728, 36, 32, 8, true},    {"qwen3-8b", 4096, 12288, 36, 32, 8, false},
+    {"qwen3-14b", 5120, 17408, 40, 40, 8, false}, {"qwen3-32b", 5120, 25600, 64, 64, 8, false},
+};
+
 }  // namespace
+
+ModelConfig model_of_shape(const std::string& shape, const std::string& where) {
+  const std::filesystem::path path = shape;
+  if (path.filename() == "config.json")
+    return read_model_config(path.has_parent_path() ? path.parent_path() : ".");
+  std::string known;
+  for (const Shape& s : kShapes) {
+    if (shape == s.name) {
+      ModelConfig c;
+      c.vocab = 151936;
+      c.D = s.D;
+      c.F = s.F;
+      c.L = s.L;
+      c.H = s.H;
+      c.KH = s.KH;
+      c.Dh = 128;
+      c.max_position = 40960;
+      c.tied = s.tied;
+      c.eos = {151645, 151643};
+      c.pad = 151643;
+      return c;
+    }
+    known += std::string(s.name) + ", ";
+  }
+  throw InputError(where, "\"" + printable(shape) + "\"",
+                   "must be one of " + known + "or the path of a config.json");
+}
 
 ModelConfig read_model_config(const std::filesystem::path& model_dir) {
   const std::filesystem::path config = model_dir / "config.json";

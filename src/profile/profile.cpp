@@ -17,6 +17,7 @@ constexpr char kSchema[] = "rlk.profile.v1";
 constexpr int kMaxRanks = 8;
 constexpr int kMaxRanksPerGpu = 8;
 constexpr double kMaxGpuMemoryGib = 1024;
+constexpr int64_t kMaxPromptTokens = 1 << 24;
 
 void read_requirements(JsonReader json, Profile::Requirements& r) {
   json.one_of("backend", {"auto", "cpu", "cuda"}, r.backend);
@@ -91,9 +92,20 @@ void read_launcher(JsonReader json, Profile& profile) {
   json.refuse_unknown_keys();
 }
 
-void read_model(JsonReader json) {
-  std::string source;
-  json.one_of("source", {"path"}, source, Key::optional);
+void read_model(JsonReader json, const std::filesystem::path& folder, Profile& profile) {
+  std::string source = "path";
+  json.one_of("source", {"path", "synthetic"}, source, Key::optional);
+  const bool synthetic = source == "synthetic";
+  json.string("shape", profile.shape, synthetic ? Key::required : Key::optional);
+  if (profile.shape.ends_with(".json")) profile.shape = (folder / profile.shape).lexically_normal();
+  if (synthetic) {
+    SyntheticModel& s = profile.synthetic.emplace();
+    s.shape = profile.shape;
+    int64_t seed = 0;
+    json.integer("seed", 0, INT64_MAX, seed, Key::optional);
+    json.integer("prompt_tokens", 1, kMaxPromptTokens, s.prompt_tokens, Key::optional);
+    s.seed = static_cast<uint64_t>(seed);
+  }
   json.refuse_unknown_keys();
 }
 
@@ -116,7 +128,7 @@ Profile parse_profile(std::string_view text, const std::filesystem::path& file) 
   json.one_of("schema_version", {kSchema}, schema);
   json.string("name", profile.name);
   read_requirements(json.object("requirements"), profile.requirements);
-  read_model(json.object("model", Key::optional));
+  read_model(json.object("model", Key::optional), profile.file.parent_path(), profile);
   read_paths(json.object("paths"), profile.file.parent_path(), profile.paths);
   read_task(json.object("task"), profile.file.parent_path(), profile.task);
   profile.defaults = read_options(json.object("defaults", Key::optional));

@@ -76,7 +76,11 @@ Json model(const Plan& plan, const ManifestInputs& inputs) {
   const ModelConfig& c = plan.model;
   Json files = Json::object();
   for (const auto& [name, digest] : inputs.model_files) files[name] = digest;
+  Json synthetic;
+  if (const auto& s = plan.synthetic)
+    synthetic = {{"shape", s->shape}, {"seed", s->seed}, {"prompt_tokens", s->prompt_tokens}};
   return {{"root", plan.model_root.string()},
+          {"synthetic", std::move(synthetic)},
           {"ref_load", plan.ref_load.empty() ? Json() : Json(plan.ref_load.string())},
           {"config",
            {{"vocab", c.vocab},
@@ -95,9 +99,12 @@ Json model(const Plan& plan, const ManifestInputs& inputs) {
 }
 
 Json data(const Plan& plan, const ManifestInputs& inputs) {
-  return {{"path", plan.prompt_data.string()}, {"sha256", inputs.data_sha256},
-          {"reward", plan.task.reward},        {"prompt_key", plan.task.prompt_key},
-          {"label_key", plan.task.label_key},  {"chat_template", plan.task.chat_template}};
+  return {{"path", plan.prompt_data.string()},
+          {"sha256", plan.synthetic ? Json() : Json(inputs.data_sha256)},
+          {"reward", plan.task.reward},
+          {"prompt_key", plan.task.prompt_key},
+          {"label_key", plan.task.label_key},
+          {"chat_template", plan.task.chat_template}};
 }
 
 }  // namespace

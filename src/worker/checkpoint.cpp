@@ -8,6 +8,7 @@
 
 #include "rlk/base/error.h"
 #include "rlk/data/export.h"
+#include "rlk/data/synthetic.h"
 #include "rlk/run/run_reader.h"
 
 namespace rlk {
@@ -46,7 +47,9 @@ void save_checkpoint(Rank& rank, uint64_t version) {
     const std::filesystem::path folder = rank.plan.run_dir / RunReader::checkpoint_path(version);
     std::filesystem::create_directories(folder.parent_path());
     std::vector<bf16> whole;
-    export_checkpoint(rank.plan.model, {.out_dir = folder, .source_dir = rank.plan.model_root},
+    ExportOptions options{.out_dir = folder, .source_dir = rank.plan.model_root};
+    if (rank.plan.synthetic) options.files = synthetic_files(rank.plan.model);
+    export_checkpoint(rank.plan.model, options,
                       [&](const CheckpointTensor& tensor) -> std::span<const bf16> {
                         assemble(rank, *tensors.at(tensor.name), whole);
                         return whole;

@@ -16,14 +16,29 @@ std::vector<int> all_ranks(int size) {
   return ranks;
 }
 
-PromptOptions prompt_options(const Plan& plan) {
+// The weights that `dir` holds, or that a synthetic model's seed makes.
+void load(Weights& weights, const Ops& ops, const Plan& plan, const std::filesystem::path& dir) {
+  if (plan.synthetic)
+    make_weights(weights, ops, plan.synthetic->seed);
+  else
+    load_weights(weights, ops, dir, plan.model);
+}
+
+std::optional<Tokenizer> read_tokenizer(const Plan& plan) {
+  if (plan.synthetic) return std::nullopt;
+  return Tokenizer(plan.model_root / "tokenizer.json");
+}
+
+PromptSet read_prompts(const Plan& plan, const std::optional<Tokenizer>& tokenizer) {
+  if (const auto& s = plan.synthetic)
+    return PromptSet::synthetic(s->seed, s->prompt_tokens, plan.model.vocab);
   PromptOptions options;
   options.prompt_key = plan.task.prompt_key;
   options.label_key = reward_needs_label(plan.task.reward) ? plan.task.label_key : "";
   options.chat_template = plan.task.chat_template;
   options.max_tokens = plan.model.max_position - 1;
   options.sha256 = plan.task.data_sha256;
-  return options;
+  return PromptSet(plan.prompt_data, options, *tokenizer);
 }
 
 TrainerOptions trainer_options(const Plan& plan) {
@@ -83,17 +98,16 @@ Rank::Rank(const Plan& p, World& host, const OpTables& tables, std::chrono::mill
       ops(tables),
       device_(open_device_world(plan.options.backend, host_, plan.arena_bytes, timeout)),
       world(device_ ? *device_ : host_),
-      tokenizer(plan.model_root / "tokenizer.json"),
-      prompts(plan.prompt_data, prompt_options(plan), tokenizer),
+      tokenizer(read_tokenizer(plan)),
+      prompts(read_prompts(plan, tokenizer)),
       rope(upload_rope(*ops.strict, plan.model)),
       train_tp(world.group(topology().tp_group(index()), "tp")),
       rollout_tp(world.group(topology().rollout_tp_group(index()), "rollout tp")),
       weights(plan.model, world, topology(), true) {
-  load_weights(weights, *ops.strict, plan.model_root, plan.model);
+  load(weights, *ops.strict, plan, plan.model_root);
   if (plan.options.kl_coef > 0) {
     reference = std::make_unique<Weights>(plan.model, world, topology(), false);
-    load_weights(*reference, *ops.strict, plan.ref_load.empty() ? plan.model_root : plan.ref_load,
-                 plan.model);
+    load(*reference, *ops.strict, plan, plan.ref_load.empty() ? plan.model_root : plan.ref_load);
   }
   if (plan.options.trace_ops) trace = std::make_unique<OpTrace>(plan.run_dir, index(), *ops.strict);
   train_context = {.attention = ops.attention,

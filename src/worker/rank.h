@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -46,7 +47,7 @@ class Rank {
   OpTables ops;
   std::unique_ptr<World> device_;  // null on the CPU, where the host's world is the engines' too
   World& world;
-  Tokenizer tokenizer;
+  std::optional<Tokenizer> tokenizer;  // nothing: a synthetic model
   PromptSet prompts;
   DeviceBuffer rope;
   std::unique_ptr<Communicator> train_tp, rollout_tp;

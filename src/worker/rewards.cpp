@@ -13,7 +13,7 @@ std::vector<SampleText> reward_stage(Rank& rank, Trajectory& t) {
       text.prompt = s.prompt;
       text.sample = s.sample;
       text.prompt_text = rank.prompts.text(s.prompt);
-      text.response_text = rank.tokenizer.decode(response, true);
+      if (rank.tokenizer) text.response_text = rank.tokenizer->decode(response, true);
       text.label = rank.prompts.label(s.prompt);
       text.truncated = s.truncated;
       requests.push_back({s.prompt,

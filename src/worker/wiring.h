@@ -26,4 +26,7 @@ DeviceBuffer upload_rope(const Ops&, const ModelConfig&);
 // This rank's part of a checkpoint.
 void load_weights(Weights&, const Ops&, const std::filesystem::path& dir, const ModelConfig&);
 
+// This rank's part of a synthetic model.
+void make_weights(Weights&, const Ops&, uint64_t seed);
+
 }  // namespace rlk

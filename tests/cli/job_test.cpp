@@ -122,6 +122,38 @@ TEST_F(Job, LayoutsAgreeAndSeedsDiffer) {
   EXPECT_EQ(other.code, 3) << other.out;
 }
 
+// A model without files runs as any other; prepared on disk it is the same one, tensor by tensor.
+TEST_F(Job, ASyntheticModelRunsAndIsTheOneThatPrepareWrites) {
+  const std::string shape = RLK_SOURCE_DIR "/profiles/tiny/config.json",
+                    profile = (runs_.path() / "synthetic.json").string(),
+                    model = (runs_.path() / "model").string();
+  const Json json = {
+      {"schema_version", "rlk.profile.v1"},
+      {"name", "synthetic"},
+      {"requirements", {{"backend", "cpu"}, {"ranks", 8}}},
+      {"model", {{"source", "synthetic"}, {"shape", shape}, {"seed", 5}, {"prompt_tokens", 9}}},
+      {"paths", {{"output_root", runs_.path().string()}}},
+      {"task", {{"reward", "synthetic-hash"}}}};
+  std::ofstream(profile) << json.dump();
+  for (const auto& [id, tp, rollout] : {std::tuple("a", "1", "8"), {"b", "8", "2"}}) {
+    const Finished f = verify(
+        id, {"--profile", profile, "--tp", tp, "--rollout-tp", rollout, "--save-interval", "1"});
+    ASSERT_EQ(f.code, 0) << f.out << f.err;
+  }
+  const Finished same = run_rlk({{"compare", dir("a"), dir("b")}});
+  EXPECT_EQ(same.code, 0) << same.out;
+  EXPECT_TRUE(fs::exists(dir("a") + "/checkpoints/version-000001/config.json"));
+
+  const Finished prepared = run_rlk({{"prepare", "--synthetic", shape, "--seed", "5", "--out",
+                                      model, "--tokenizer-dir", RLK_SOURCE_DIR "/profiles/tiny"}});
+  ASSERT_EQ(prepared.code, 0) << prepared.err;
+  ASSERT_NE(verify("d", {"--model-root", model}).code, 2);  // its samples all have reward 0
+  const auto fingerprints = [&](const std::string& id) {
+    return Json::parse(read_file(dir(id) + "/weights/version-000000.json"))["tensors"];
+  };
+  EXPECT_EQ(fingerprints("a"), fingerprints("d"));
+}
+
 TEST_F(Job, NativeModeMeasuresAMismatch) {
   const Finished f = verify("n", {"--mode", "native", "--rollout-tp", "1", "--format", "json"});
   ASSERT_EQ(f.code, 0) << f.out << f.err;

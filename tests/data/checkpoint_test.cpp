@@ -91,9 +91,11 @@ Tensor& named(std::vector<Tensor>& tensors, const std::string& name) {
 }
 
 TEST(Checkpoint, ListsTheTensorsOfQwen3) {
-  EXPECT_EQ(checkpoint_tensors(synthetic_config("qwen3-8b")).size(), 399u);
-  EXPECT_EQ(checkpoint_tensors(synthetic_config("qwen3-0.6b")).size(), 310u);
-  EXPECT_NE(error_of([] { synthetic_config("qwen3-9b"); }), "accepted");
+  EXPECT_EQ(checkpoint_tensors(model_of_shape("qwen3-8b", "shape")).size(), 399u);
+  EXPECT_EQ(checkpoint_tensors(model_of_shape("qwen3-0.6b", "shape")).size(), 310u);
+  expect_contains(error_of([] { model_of_shape("qwen3-9b", "shape"); }),
+                  "must be one of qwen3-0.6b");
+  EXPECT_EQ(model_of_shape(RLK_SOURCE_DIR "/profiles/tiny/config.json", "shape").vocab, 419);
 }
 
 TEST(Checkpoint, EveryRangeOfEveryTensorEqualsTheSource) {

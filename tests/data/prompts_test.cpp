@@ -212,5 +212,22 @@ TEST(Cursor, RowsAreSpreadEvenly) {
   for (const int n : count) EXPECT_NEAR(n, 500, 100);
 }
 
+TEST(Prompts, SyntheticOnesAreFunctionsOfSeedAndRow) {
+  const PromptSet a = PromptSet::synthetic(1, 40, 300), b = PromptSet::synthetic(1, 40, 300),
+                  c = PromptSet::synthetic(2, 40, 300);
+  ASSERT_GT(a.rows(), 1000);
+  std::set<std::vector<int32_t>> seen;
+  for (int64_t row : {int64_t{0}, int64_t{1}, a.rows() - 1}) {
+    const std::vector<int32_t> ids = a.tokens(row);
+    EXPECT_EQ(ids.size(), 40u);
+    for (int32_t id : ids) EXPECT_TRUE(id >= 0 && id < 300) << id;
+    EXPECT_EQ(ids, b.tokens(row));
+    EXPECT_NE(ids, c.tokens(row));
+    EXPECT_EQ(a.text(row) + a.label(row), "");
+    seen.insert(ids);
+  }
+  EXPECT_EQ(seen.size(), 3u);
+}
+
 }  // namespace
 }  // namespace rlk

@@ -518,6 +518,21 @@ const Damage kFileDamage[] = {
      manifest_edit([](Json& m) { m["model"]["files"] = Json::object(); }),
      {"manifest"},
      "model.files is empty"},
+    {"ManifestOfASyntheticModelWithFiles",
+     {},
+     manifest_edit([](Json& m) {
+       m["model"]["synthetic"] = {{"shape", "qwen3-8b"}};
+     }),
+     {"manifest"},
+     "model.files of a synthetic model is not empty"},
+    {"ManifestOfASyntheticModelWithPrompts",
+     {},
+     manifest_edit([](Json& m) {
+       m["model"]["synthetic"] = {{"shape", "qwen3-8b"}};
+       m["model"]["files"] = Json::object();
+     }),
+     {"manifest"},
+     "data.sha256 of synthetic prompts"},
     {"ManifestWithABadModelHash",
      {},
      manifest_edit([](Json& m) { m["model"]["files"]["model.safetensors"] = "abc"; }),

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "rlk/base/error.h"
+#include "rlk/base/file.h"
 #include "rlk/base/json.h"
 #include "rlk/profile/option_table.h"
 
@@ -97,6 +98,21 @@ TEST(Profile, EachDefectIsNamedAtItsPlace) {
     EXPECT_NE(text.find(std::string("/etc/rlk/p.json: ") + c.expected), std::string::npos)
         << c.pointer << " = " << c.value.dump() << " gave: " << (text.empty() ? "no error" : text);
   }
+}
+
+TEST(Profile, ASyntheticModelHasAShapeAndNoFiles) {
+  Json json = Json::parse(read_file(RLK_SOURCE_DIR "/profiles/synthetic-8b-x2.json"));
+  const auto parse = [&] { return parse_profile(json.dump(), "/profiles/p.json"); };
+  ASSERT_TRUE(parse().synthetic);
+  EXPECT_EQ(parse().synthetic->shape, "qwen3-8b");
+  EXPECT_EQ(parse().synthetic->prompt_tokens, 128);
+  json["model"] = {{"source", "synthetic"}, {"shape", "x/config.json"}, {"seed", 7}};
+  EXPECT_EQ(parse().synthetic->shape, "/profiles/x/config.json");
+  EXPECT_EQ(parse().synthetic->seed, 7u);
+  json["model"].erase("shape");
+  EXPECT_THROW(parse(), InputError);
+  json["model"] = {{"source", "path"}, {"seed", 7}};  // means nothing to a model of files
+  EXPECT_THROW(parse(), InputError);
 }
 
 TEST(Profile, AllDefectsAreReportedAtOnce) {

@@ -1,6 +1,6 @@
 #pragma once
 // Prompts from JSON lines, and which of them a step uses. A PromptSet is immutable and may be
-// shared by threads; it borrows its Tokenizer.
+// shared by threads; it borrows its Tokenizer, if it has one.
 
 #include <cstdint>
 #include <filesystem>
@@ -30,6 +30,9 @@ class PromptSet {
   PromptSet(std::string_view lines, const std::string& file, const PromptOptions& options,
             const Tokenizer& tokenizer);
 
+  // Prompts of a synthetic model: `length` pseudo-random ids below `vocab`, neither text nor label.
+  static PromptSet synthetic(uint64_t seed, int64_t length, int64_t vocab);
+
   int64_t rows() const { return static_cast<int64_t>(rows_.size()); }
   const std::string& text(int64_t row) const { return rows_[row].text; }  // rendered
   const std::string& label(int64_t row) const { return rows_[row].label; }
@@ -39,8 +42,12 @@ class PromptSet {
   struct Row {
     std::string text, label;
   };
+  PromptSet() = default;
+
   std::vector<Row> rows_;
-  const Tokenizer* tokenizer_;
+  const Tokenizer* tokenizer_ = nullptr;  // null: synthetic
+  uint64_t seed_ = 0;
+  int64_t length_ = 0, vocab_ = 0;
 };
 
 // The data cursor: the dataset rows of a step, ascending and distinct. Every epoch is a permutation

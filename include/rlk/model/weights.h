@@ -32,12 +32,17 @@ struct WeightsView {
 using TensorReader = std::function<void(const TensorSpec&, int64_t row0, int64_t rows, int64_t col0,
                                         int64_t cols, bf16* to)>;
 
+// Writes the same rectangle to device memory `to`.
+using TensorFill = TensorReader;
+
 class Weights {
  public:
   // Allocates the arena in the world's shared memory: every rank makes the same calls.
   Weights(const ModelConfig&, World&, const Topology&, bool with_rollout_slices);
 
+  // Every tensor slice of this rank, from the host or made in place. Collective over the world.
   void load(const Ops&, const TensorReader&);
+  void fill(const Ops&, const TensorFill&);
 
   Topology::Range range() const { return range_; }
   const ArenaLayout& layout() const { return layout_; }

@@ -57,6 +57,7 @@ struct Plan {
   ModelConfig model;
   Task task;
   std::string profile_name, run_id;
+  std::optional<SyntheticModel> synthetic;  // then model_root and prompt_data are empty
   std::filesystem::path model_root, ref_load, prompt_data, output_root,
       run_dir;  // absolute; ref_load empty = version 0
   int64_t super_batch_tokens = 65536;

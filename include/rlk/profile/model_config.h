@@ -30,6 +30,17 @@ struct ModelConfig {
   int64_t vocab_slice() const { return padded_vocab() / 8; }
 };
 
+// A model without files: weights and prompts are functions of (seed, name, index).
+struct SyntheticModel {
+  std::string shape;  // qwen3-0.6b, -1.7b, -4b, -8b, -14b, -32b, or the path of a config.json
+  uint64_t seed = 0;
+  int64_t prompt_tokens = 128;  // of every prompt
+};
+
+// The dimensions that SyntheticModel::shape names. InputError at `where` for another name; for a
+// path as read_model_config.
+ModelConfig model_of_shape(const std::string& shape, const std::string& where);
+
 // Reads DIR/config.json and, where present, DIR/generation_config.json. Refuses: model_type other
 // than qwen3, KV heads not divisible by 8, H % KH, H/KH > 8, attention_bias, sliding windows, rope
 // scaling, hidden_act other than silu, odd Dh, slices that are not multiples of 16, missing or

@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "rlk/profile/model_config.h"
+
 namespace rlk {
 
 // A value of `defaults` or `verify`, as the text that the command line would take.
@@ -29,6 +31,9 @@ struct Profile {
     std::vector<std::string> gpu_models;  // substrings of the device name, any of them; empty = all
     double gpu_memory_gib = 0;            // least memory a GPU; 0 = any
   } requirements;
+
+  std::string shape;  // of the model; what `rlk plan` assumes where its files are not there
+  std::optional<SyntheticModel> synthetic;  // model.source "synthetic": the model has no files
 
   struct Paths {  // absolute; nothing where the profile says null or nothing
     std::optional<std::filesystem::path> workspace, model_root, ref_load, prompt_data, output_root;
