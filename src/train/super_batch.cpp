@@ -83,4 +83,22 @@ std::vector<SuperBatch> make_super_batches(const std::vector<Sample>& samples, i
   return batches;
 }
 
+std::vector<LeafChunk> leaf_chunks(const Leaves& leaves, int64_t max_rows) {
+  int each = leaves.count;  // leaves a chunk
+  const auto longest = [&] {
+    int64_t rows = 0;
+    for (int l = 0; l < leaves.count; l += each)
+      rows = std::max(rows, leaves.begin[l + each] - leaves.begin[l]);
+    return rows;
+  };
+  while (each > 1 && longest() > max_rows) each /= 2;
+  std::vector<LeafChunk> chunks;
+  for (int first = 0; first < leaves.count; first += each) {
+    LeafChunk c{leaves.begin[first], leaves.begin[first + each], {.count = each, .begin = {}}};
+    for (int l = 0; l <= each; ++l) c.leaves.begin[l] = leaves.begin[first + l] - c.begin;
+    chunks.push_back(c);
+  }
+  return chunks;
+}
+
 }  // namespace rlk

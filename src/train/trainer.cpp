@@ -5,6 +5,7 @@
 
 #include "rlk/base/carve.h"
 #include "rlk/base/error.h"
+#include "tree_sum.h"
 
 namespace rlk {
 namespace {
@@ -38,6 +39,15 @@ EmbeddingRows group_by_id(const std::vector<int32_t>& ids, const std::vector<int
   return rows;
 }
 
+// The values of rows from `begin` on.
+RowSampling rows_of(RowSampling sampling, int64_t begin) {
+  sampling.inv_temp += begin;
+  sampling.logp_inv_temp += begin;
+  sampling.top_p += begin;
+  sampling.top_k += begin;
+  return sampling;
+}
+
 }  // namespace
 
 // One super-batch on this rank: the host plan, its device arrays and buffers.
@@ -52,12 +62,27 @@ struct Trainer::Pass {
   RowSampling sampling;
   EmbeddingRows embedding;
   const int32_t *embedding_row, *embedding_row_begin, *embedding_tokens;
-  std::vector<LayerActs> acts;  // one per layer, or one for all
-  bf16* residuals;              // [L, T, D] when recomputing
+  bool accumulate;              // add to the gradient of super-batches before this one
+  float* direct;                // the optimizer's gradient where it is this rank's alone, else null
+  int kept;                     // layers that keep their activations, the last ones
+  std::vector<LayerActs> acts;  // one for all others, if there are any; then the kept ones
+  bf16* residuals;              // [L - kept, T, D] what enters the others
   ForwardScratch scratch;
+  BackwardScratch back;
   HeadActs head;
   std::vector<TraceRow> trace, head_trace;  // which tokens the rows are; empty unless tracing
+
+  LayerActs& layer(int64_t l, int64_t L) {
+    return acts[kept == L ? l : std::max<int64_t>(0, l - (L - kept) + 1)];
+  }
 };
+
+int kept_layers(const ModelConfig& m, int64_t T, int slices, int64_t bytes) {
+  const int64_t each = layer_acts_bytes(m, T, slices, true), residual = T * m.D * 2;
+  if (m.L * each <= bytes) return static_cast<int>(m.L);
+  const int64_t spare = bytes - each - m.L * residual;
+  return static_cast<int>(std::clamp<int64_t>(spare / (each - residual), 0, m.L - 1));
+}
 
 void Trainer::set_trace_rows(Pass& p, const std::vector<Sample>& samples) {
   auto row = [&](int32_t t) -> TraceRow {
@@ -78,20 +103,21 @@ Trainer::Trainer(const Context& ctx, Weights& weights, World& world, const Train
       grad_layout_(ctx.config, range_.count),
       cp_(world.group(options.topology.cp_group(world.rank()), "cp")),
       acts_(*ctx.ffn),
-      residuals_(*ctx.ffn),
       scratch_(*ctx.ffn),
       pages_(*ctx.ffn),
       gathered_(*ctx.ffn),
       backward_(*ctx.ffn),
       head_(*ctx.ffn),
+      head_grads_(*ctx.ffn),
       logp_(*ctx.ffn),
       upload_(*ctx.ffn) {
-  if (options.scores_only) return;
+  if (options.use == TrainerOptions::Use::score) return;
   for (float*& grads : layer_grads_)
     grads = static_cast<float*>(world.arena_alloc(grad_layout_.layer_elements() * sizeof(float)));
   global_grads_ =
       static_cast<float*>(world.arena_alloc(grad_layout_.outer_elements() * sizeof(float)));
-  optimizer_ = std::make_unique<Optimizer>(ctx_, weights_, world, options_.topology, *cp_);
+  optimizer_ = std::make_unique<Optimizer>(ctx_, weights_, world, options_.topology, *cp_,
+                                           options_.use == TrainerOptions::Use::update);
 }
 
 Trainer::~Trainer() = default;
@@ -194,14 +220,13 @@ void Trainer::forward(Pass& p, const WeightsView& view, bool keep) {
   const int64_t T = p.batch.T;
   const int n = range_.count;
   const int64_t each = layer_acts_bytes(m, T, n, true);
-  const int64_t layers = keep && !options_.recompute ? m.L : 1;
-  char* memory = static_cast<char*>(acts_.ensure(each * layers));
+  p.kept = keep ? kept_layers(m, T, n, options_.activation_bytes) : 0;
+  const int64_t slots = p.kept + (p.kept < m.L), others = keep ? m.L - p.kept : 0;
+  auto* memory = static_cast<char*>(acts_.ensure(slots * each + others * T * m.D * 2));
   p.acts.clear();
-  for (int64_t l = 0; l < layers; ++l)
-    p.acts.push_back(layer_acts_at(memory + l * each, m, T, n, true));
-  p.residuals = keep && options_.recompute
-                    ? static_cast<bf16*>(residuals_.ensure(m.L * T * m.D * 2))
-                    : nullptr;
+  for (int64_t i = 0; i < slots; ++i)
+    p.acts.push_back(layer_acts_at(memory + i * each, m, T, n, true));
+  p.residuals = reinterpret_cast<bf16*>(memory + slots * each);
 
   AttentionArgs bounds{};
   bounds.cache = p.cache;
@@ -226,12 +251,12 @@ void Trainer::forward(Pass& p, const WeightsView& view, bool keep) {
   if (ctx_.trace) ctx_.trace->set_rows(p.trace);
   embed(ctx_, view, p.batch, p.acts[0].x);
   for (int l = 0; l < m.L; ++l) {
-    LayerActs& a = p.acts[l % layers];
+    LayerActs& a = p.layer(l, m.L);
     // Padding rows belong to no segment, so nothing writes their attention output or statistics.
     ctx_.attention->zero(ctx_.stream, a.o, static_cast<size_t>(T * n * m.attn_slice() * 2));
-    const bf16* previous = l == 0 ? nullptr : p.acts[(l - 1) % layers].x_mid;
+    const bf16* previous = l == 0 ? nullptr : p.layer(l - 1, m.L).x_mid;
     forward_layer(ctx_, view, l, p.batch, p.cache, publish, previous, a, p.scratch);
-    if (p.residuals)
+    if (l < others)
       ctx_.ffn->copy(ctx_.stream, p.residuals + l * T * m.D, a.x, static_cast<size_t>(T * m.D * 2));
   }
 }
@@ -241,13 +266,9 @@ void Trainer::logits(Pass& p, const WeightsView& view, int64_t begin, int64_t en
   void* memory = head_.ensure(head_acts_bytes(ctx_, R, range_.count, p.sampling.limited));
   p.head = head_acts_at(memory, ctx_, R, range_.count, p.sampling.limited);
   ctx_.logp->zero(ctx_.stream, p.head.error, sizeof(int32_t));
-  RowSampling sampling = p.sampling;
-  sampling.inv_temp += begin;
-  sampling.logp_inv_temp += begin;
-  sampling.top_p += begin;
-  sampling.top_k += begin;
+  const RowSampling sampling = rows_of(p.sampling, begin);
   const LayerActs& last = p.acts.back();
-  if (ctx_.trace) ctx_.trace->set_rows(p.head_trace);
+  if (ctx_.trace) ctx_.trace->set_rows({p.head_trace.begin() + begin, p.head_trace.begin() + end});
   head_logits(ctx_, view, last.x_mid, p.scratch.delta, p.head_index + begin, R, sampling, p.head);
   head_logprob(ctx_, view, p.target + begin, R, sampling, p.head);
   head_check(ctx_, p.head);
@@ -302,14 +323,9 @@ void Trainer::score(const WeightsView& view, bool reference, std::vector<Sample>
   ctx_.trace = trace;
 }
 
-void Trainer::backward(Pass& p, const WeightsView& view, const std::vector<float>& g,
-                       bool accumulate) {
+void Trainer::backward_scratch(Pass& p) {
   const ModelConfig& m = ctx_.config;
   const int n = range_.count;
-  const int64_t T = p.batch.T;
-  const Ops& ops = *ctx_.ffn;
-  const Leaves &leaves = p.rows->leaves, &head_leaves = p.rows->head_leaves;
-
   AttentionBwdArgs bounds{};
   bounds.n_segments = p.batch.n_segments;
   bounds.max_len = p.batch.max_len;
@@ -318,98 +334,160 @@ void Trainer::backward(Pass& p, const WeightsView& view, const std::vector<float
   bounds.H = n * static_cast<int>(m.hq());
   bounds.KH = n * static_cast<int>(m.hkv());
   bounds.Dh = static_cast<int>(m.Dh);
-  void* memory = backward_.ensure(backward_scratch_bytes(ctx_, T, p.cp.S, n, leaves.count, bounds));
-  BackwardScratch b = backward_scratch_at(memory, ctx_, T, p.cp.S, n, leaves.count, bounds);
+  const int64_t T = p.batch.T;
+  const int leaves = p.rows->leaves.count;
+  void* memory = backward_.ensure(backward_scratch_bytes(ctx_, T, p.cp.S, n, leaves, bounds));
+  p.back = backward_scratch_at(memory, ctx_, T, p.cp.S, n, leaves, bounds);
+}
 
-  auto global = [&](Storage s) { return global_grads_ + grad_layout_.outer_offset(s); };
-  const int64_t vocabulary_bytes =
-      n * storage_slice_elements(m, Storage::embed) * static_cast<int64_t>(sizeof(float));
-  if (p.R > 0) {
-    auto* device_g = static_cast<float*>(logp_.ensure(p.R * 4));
-    ops.copy(ctx_.stream, device_g, g.data(), g.size() * sizeof(float));
-    backward_head(ctx_, view, p.head_index, p.target, device_g, p.R, T, head_leaves, p.sampling,
-                  p.head, b, global(Storage::head), global(Storage::final_norm));
-  } else {
-    ops.zero(ctx_.stream, b.dres, static_cast<size_t>(T * m.D) * sizeof(float));
-    ops.zero(ctx_.stream, global(Storage::head), static_cast<size_t>(vocabulary_bytes));
-    ops.zero(ctx_.stream, global(Storage::final_norm), static_cast<size_t>(m.D) * sizeof(float));
+// Forward and backward of the head, subtree by subtree of its rows: no more logits are in memory at
+// once, and the weight gradients are joined as one call would join them. Returns the log-probs.
+std::vector<float> Trainer::head(Pass& p, const WeightsView& view, const RowGradient& gradient) {
+  const ModelConfig& m = ctx_.config;
+  const Ops& ops = *ctx_.logp;
+  const auto chunks = leaf_chunks(p.rows->head_leaves, options_.max_tokens);
+  const auto count = static_cast<int>(chunks.size());
+  const int64_t n = range_.count * m.vocab_slice() * m.D;
+  const int64_t for_head = TreeSum::scratch_floats(count, n),
+                for_norm = TreeSum::scratch_floats(count, m.D);
+  auto* scratch = static_cast<float*>(
+      head_grads_.ensure((for_head + for_norm) * static_cast<int64_t>(sizeof(float))));
+  TreeSum dw(ops, ctx_.stream, count, n, outer_grads(p, Storage::head), scratch);
+  TreeSum dw_norm(ops, ctx_.stream, count, m.D, outer_grads(p, Storage::final_norm),
+                  scratch + for_head);
+  ops.zero(ctx_.stream, p.back.dres, static_cast<size_t>(p.batch.T * m.D) * sizeof(float));
+  std::vector<float> logp(p.R), g(p.R);
+  for (const LeafChunk& c : chunks) {
+    const int64_t R = c.end - c.begin;
+    if (R > 0) {
+      logits(p, view, c.begin, c.end);
+      ops.copy(ctx_.stream, logp.data() + c.begin, p.head.logp, R * sizeof(float));
+      ops.synchronize(ctx_.stream);
+      for (int64_t j = c.begin; j < c.end; ++j) g[j] = gradient(j, logp[j]);
+      auto* device_g = static_cast<float*>(logp_.ensure(p.R * 4));
+      ops.copy(ctx_.stream, device_g, g.data() + c.begin, R * sizeof(float));
+      backward_head(ctx_, view, p.head_index + c.begin, p.target + c.begin, device_g, R, c.leaves,
+                    rows_of(p.sampling, c.begin), p.head, p.back, dw.next(), dw_norm.next());
+    } else {
+      ops.zero(ctx_.stream, dw.next(), static_cast<size_t>(n) * sizeof(float));
+      ops.zero(ctx_.stream, dw_norm.next(), static_cast<size_t>(m.D) * sizeof(float));
+    }
+    dw.join();
+    dw_norm.join();
   }
+  return logp;
+}
+
+float* Trainer::layer_grads(const Pass& p, int layer) const {
+  return p.direct ? p.direct + grad_layout_.layer_begin(layer) : layer_grads_[layer % 2];
+}
+
+float* Trainer::outer_grads(const Pass& p, Storage s) const {
+  return p.direct ? p.direct + grad_layout_.offset(s, -1)
+                  : global_grads_ + grad_layout_.outer_offset(s);
+}
+
+void Trainer::reduce(const Pass& p, Storage s, int layer) {
+  if (p.direct) return;
+  optimizer_->reduce(s, layer, layer < 0 ? global_grads_ : layer_grads(p, layer), p.accumulate);
+}
+
+void Trainer::backward(Pass& p, const WeightsView& view) {
+  const ModelConfig& m = ctx_.config;
+  const int n = range_.count;
+  const int64_t T = p.batch.T;
+  const Ops& ops = *ctx_.ffn;
+  const Leaves& leaves = p.rows->leaves;
   if (ctx_.trace) ctx_.trace->set_rows(p.trace);
   cp_->barrier(ctx_.stream);
-  const Storage head_storage = m.tied ? Storage::embed : Storage::head;
-  optimizer_->reduce(head_storage, -1, global_grads_, accumulate);
-  optimizer_->reduce(Storage::final_norm, -1, global_grads_, accumulate);
+  reduce(p, m.tied ? Storage::embed : Storage::head, -1);
+  reduce(p, Storage::final_norm, -1);
 
   const CpExchange exchange(ctx_, *cp_, p.cp, n, gathered_.ensure(0));
   const KvPublish publish = [&](const LayerActs& a) { exchange.publish(a, p.cache); };
   for (int l = static_cast<int>(m.L) - 1; l >= 0; --l) {
-    LayerActs& a = p.acts[options_.recompute ? 0 : l];
-    if (options_.recompute) {
+    LayerActs& a = p.layer(l, m.L);
+    if (l < m.L - p.kept) {
       Context quiet = ctx_;
       quiet.trace = nullptr;
       ops.copy(ctx_.stream, a.x, p.residuals + l * T * m.D, static_cast<size_t>(T * m.D * 2));
-      forward_layer(quiet, view, l, p.batch, p.cache, publish, nullptr, a, p.scratch);
+      forward_layer(quiet, view, l, p.batch, p.cache, publish, nullptr, a, p.scratch, false);
     }
-    const GradView grads{layer_grads_[l % 2], &grad_layout_};
-    backward_layer(ctx_, view, l, p.batch, exchange, leaves, a, b, grads);
+    backward_layer(ctx_, view, l, p.batch, exchange, leaves, a, p.back,
+                   {layer_grads(p, l), &grad_layout_});
     cp_->barrier(ctx_.stream);
     for (Storage s : {Storage::input_norm, Storage::qkv, Storage::q_norm, Storage::k_norm,
                       Storage::o, Storage::post_norm, Storage::gate_up, Storage::down})
-      optimizer_->reduce(s, l, grads.base, accumulate);
+      reduce(p, s, l);
   }
-
-  ops.zero(ctx_.stream, global(Storage::embed), static_cast<size_t>(vocabulary_bytes));
-  const int64_t vs = m.vocab_slice();
-  ops.embedding_bwd(ctx_.stream, {.dx = b.dres,
-                                  .dw = global(Storage::embed),
-                                  .D = m.D,
-                                  .first_row = range_.first * vs,
-                                  .rows = static_cast<int64_t>(p.embedding.row.size()),
-                                  .row = p.embedding_row,
-                                  .row_begin = p.embedding_row_begin,
-                                  .tokens = p.embedding_tokens,
-                                  .leaves = leaves});
-  cp_->barrier(ctx_.stream);
-  optimizer_->reduce(Storage::embed, -1, global_grads_, accumulate || m.tied);
+  backward_embedding(p);
   ops.synchronize(ctx_.stream);
   cp_->barrier(ctx_.stream);  // before the next super-batch writes the regions
 }
 
-UpdateResult Trainer::update(std::vector<Sample>& samples, int first, int count, int64_t t,
-                             const TokenGradient& token_gradient) {
-  RLK_CHECK(optimizer_, t);
+void Trainer::backward_embedding(Pass& p) {
+  const ModelConfig& m = ctx_.config;
+  const int64_t vs = m.vocab_slice();
+  // A tied embedding adds to the head's gradient: it cannot be written in its place.
+  if (m.tied) p.direct = nullptr;
+  float* dw = outer_grads(p, Storage::embed);
+  ctx_.ffn->zero(ctx_.stream, dw, static_cast<size_t>(range_.count * vs * m.D) * sizeof(float));
+  ctx_.ffn->embedding_bwd(ctx_.stream, {.dx = p.back.dres,
+                                        .dw = dw,
+                                        .D = m.D,
+                                        .first_row = range_.first * vs,
+                                        .rows = static_cast<int64_t>(p.embedding.row.size()),
+                                        .row = p.embedding_row,
+                                        .row_begin = p.embedding_row_begin,
+                                        .tokens = p.embedding_tokens,
+                                        .leaves = p.rows->leaves});
+  cp_->barrier(ctx_.stream);
+  p.accumulate = p.accumulate || m.tied;
+  reduce(p, Storage::embed, -1);
+}
+
+UpdateResult Trainer::gradients(std::vector<Sample>& samples, int first, int count,
+                                const TokenGradient& token_gradient) {
+  RLK_CHECK(optimizer_, count);
   UpdateResult result;
   const WeightsView view = weights_.view(range_);
   const auto plans =
       make_super_batches(samples, first, count, cp_->size(), options_.super_batch_tokens);
+  std::vector<double> weight;  // of a token of each sample
+  for (int i = first; i < first + count; ++i)
+    weight.push_back(token_weight(samples, first, count, i, options_.grpo));
   for (const SuperBatch& plan : plans) {
     auto start = std::chrono::steady_clock::now();
     Pass p{};
     upload(p, samples, plan, false);
     if (ctx_.trace) set_trace_rows(p, samples);
+    p.accumulate = &plan != &plans.front();
+    p.direct = p.accumulate ? nullptr : optimizer_->whole_gradient();
     forward(p, view, true);
-    std::vector<float> logp(p.R), g(p.R, 0.0f);
-    if (p.R > 0) {
-      logits(p, view, 0, p.R);
-      ctx_.ffn->copy(ctx_.stream, logp.data(), p.head.logp, logp.size() * sizeof(float));
-      ctx_.ffn->synchronize(ctx_.stream);
-    }
-    share_logp(p, logp, samples, &Sample::train_logp);
-    for (int64_t j = 0; j < p.R; ++j) {
+    backward_scratch(p);
+    const std::vector<float> logp = head(p, view, [&](int64_t j, float row_logp) {
       const int32_t row = p.rows->head_index[j];
-      if (row < 0) continue;
+      if (row < 0) return 0.0f;
       const int i = plan.first + p.rows->seq[row];
       const int token = p.rows->position[row] + 1 - samples[i].prompt_len;
-      g[j] = -static_cast<float>(
-          token_gradient ? token_gradient(i, token, logp[j])
-                         : token_weight(samples, first, count, i, options_.grpo) *
-                               token_loss(samples[i], token, logp[j], options_.grpo).derivative);
-    }
+      return -static_cast<float>(
+          token_gradient ? token_gradient(i, token, row_logp)
+                         : weight[i - first] *
+                               token_loss(samples[i], token, row_logp, options_.grpo).derivative);
+    });
+    share_logp(p, logp, samples, &Sample::train_logp);
     result.forward_s += seconds_since(start);
     start = std::chrono::steady_clock::now();
-    backward(p, view, g, &plan != &plans.front());
+    backward(p, view);
     result.backward_s += seconds_since(start);
   }
+  return result;
+}
+
+UpdateResult Trainer::update(std::vector<Sample>& samples, int first, int count, int64_t t,
+                             const TokenGradient& token_gradient) {
+  RLK_CHECK(options_.use == TrainerOptions::Use::update, t);
+  UpdateResult result = gradients(samples, first, count, token_gradient);
   auto start = std::chrono::steady_clock::now();
   result.gradient_norm = optimizer_->gradient_norm();
   optimizer_->step(options_.adamw, t, result.gradient_norm);

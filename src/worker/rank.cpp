@@ -62,7 +62,7 @@ TrainerOptions trainer_options(const Plan& plan) {
   t.super_batch_tokens = plan.super_batch_tokens;
   t.max_tokens = o.max_tokens_per_gpu;
   t.page_size = plan.page_size;
-  t.recompute = false;
+  t.activation_bytes = static_cast<int64_t>(plan.memory.at("train.activations"));
   return t;
 }
 

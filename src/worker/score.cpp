@@ -24,7 +24,7 @@ TrainerOptions trainer_options(const ScoreOptions& o) {
   t.super_batch_tokens = kBatchTokens;
   t.max_tokens = kLogitRows;
   t.page_size = LocalRank::page_size(o.model.backend);
-  t.scores_only = true;
+  t.use = TrainerOptions::Use::score;
   return t;
 }
 

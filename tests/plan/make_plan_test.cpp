@@ -238,6 +238,46 @@ TEST(Options, AutoTakesCudaOnlyWhereItCanRun) {
   EXPECT_EQ(make_plan(in).options.backend, Backend::cuda);
 }
 
+TEST(Synthetic, HasNoFilesAndOnlyTheHashReward) {
+  PlanInputs in = inputs();
+  in.profile->synthetic = SyntheticModel{"qwen3-8b", 3, 100};
+  in.profile->shape = "qwen3-8b";
+  in.profile->task.reward = "synthetic-hash";
+  const std::string beside = defects(in);  // the fixture's paths
+  for (const char* part : {"model-root", "prompt-data"})
+    EXPECT_NE(beside.find(std::string(part) + ": " RLK_SOURCE_DIR), std::string::npos) << beside;
+  in.profile->paths.model_root.reset();
+  in.profile->paths.prompt_data.reset();
+  in.starting = true;
+  const Plan plan = make_plan(in);
+  EXPECT_EQ(plan.model.D, 4096);
+  EXPECT_EQ(plan.synthetic->seed, 3u);
+  EXPECT_EQ(plan.model_root, "");
+  const Plan again = plan_from_json(plan_to_json(plan));
+  EXPECT_EQ(plan_to_json(again), plan_to_json(plan));
+
+  in.profile->task.reward = "deepscaler";
+  EXPECT_NE(defects(in).find("task.reward: \"deepscaler\""), std::string::npos) << defects(in);
+  in.profile->task.reward = "synthetic-hash";
+  in.profile->synthetic->prompt_tokens = 40960 - 64 + 1;
+  EXPECT_NE(defects(in).find("model.prompt_tokens"), std::string::npos) << defects(in);
+  in.profile->synthetic->prompt_tokens = 40960 - 64;
+  EXPECT_EQ(defects(in), "");
+  in.profile->shape = "qwen3-9b";
+  EXPECT_NE(defects(in).find("model.shape: \"qwen3-9b\""), std::string::npos) << defects(in);
+}
+
+TEST(Shape, StandsInForAModelThatIsNotThereInAPlanAlone) {
+  PlanInputs in = inputs({{"model-root", "/nowhere"}});
+  in.profile->shape = "qwen3-4b";
+  EXPECT_EQ(make_plan(in).model.D, 2560);
+  in.starting = true;
+  EXPECT_NE(defects(in).find("/nowhere/config.json"), std::string::npos) << defects(in);
+  in.command_line.clear();
+  in.starting = false;
+  EXPECT_EQ(make_plan(in).model.vocab, 419) << "what is there counts";
+}
+
 TEST(Preflight, ARunIdIsNeverReused) {
   test::TempDir dir;
   std::filesystem::create_directory(dir.path() / "taken");
@@ -283,6 +323,41 @@ TEST(Memory, APlanThatCannotFitIsRefused) {
   const Plan plan = make_plan(in);
   EXPECT_GT(plan.options.gpu_memory_utilization, 0);
   EXPECT_GT(plan.kv_pages, 0);
+}
+
+PlanInputs bundled(const std::string& name, std::vector<GivenOption> options = {}) {
+  PlanInputs in;
+  in.command = Command::verify;
+  in.command_line = std::move(options);
+  in.profile = read_profile(RLK_SOURCE_DIR "/profiles/" + name + ".json");
+  in.working_folder = "/here";
+  in.default_run_id = "id";
+  return in;
+}
+
+// A full replica with a reference is too much for four GPUs of 80 GB: refused with the numbers, and
+// each option that the message names does make it fit.
+TEST(Memory, ARefusedPlanNamesOptionsThatFit) {
+  const std::vector<GivenOption> replica = {{"tp", "1"}, {"rollout-tp", "1"}};
+  const std::string text = defects(bundled("qwen3-8b-x4", replica));
+  EXPECT_NE(text.find("memory plan: a rank needs"), std::string::npos) << text;
+  EXPECT_NE(text.find("optimizer.state"), std::string::npos) << text;
+  EXPECT_NE(text.find("it would fit with --tp 2 --rollout-tp 2, or"), std::string::npos) << text;
+  EXPECT_EQ(defects(bundled("qwen3-8b-x4", {{"tp", "2"}, {"rollout-tp", "2"}})), "");
+  const std::string none = defects(bundled("qwen3-8b-x4", {{"gpu-memory-utilization", "0.3"}}));
+  EXPECT_NE(none.find("more GPUs, or GPUs of more memory"), std::string::npos) << none;
+}
+
+TEST(Memory, MoreMemoryKeepsMoreActivations) {
+  uint64_t before = 0;
+  for (const char* share : {"0.9", "0.94", "0.98"}) {
+    const Plan plan = make_plan(bundled("qwen3-8b-x2", {{"gpu-memory-utilization", share}}));
+    EXPECT_GT(plan.memory.at("train.activations"), before) << share;
+    before = plan.memory.at("train.activations");
+    uint64_t sum = 0;
+    for (const auto& [item, bytes] : plan.memory) sum += bytes;
+    EXPECT_LE(static_cast<double>(sum), 141.0 * (1 << 30) * std::stod(share));
+  }
 }
 
 TEST(Memory, Qwen3FitsItsHost) {

@@ -1,6 +1,7 @@
 // plan.json and the text: byte-stable, and the JSON is read back to the same plan.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <sstream>
 
@@ -49,6 +50,27 @@ TEST(PlanText, IsTheGoldenFile) {
 }
 TEST(PlanJson, IsTheGoldenFile) {
   expect_golden("plan.json", portable(plan_to_json(example())));
+}
+
+// Every bundled profile on a host without a GPU; a run of each fits the GPUs that it asks for.
+TEST(PlanText, OfTheBundledProfilesIsTheGoldenFile) {
+  std::vector<std::filesystem::path> files;
+  for (const auto& entry : std::filesystem::directory_iterator(RLK_SOURCE_DIR "/profiles"))
+    if (entry.path().extension() == ".json") files.push_back(entry.path());
+  std::sort(files.begin(), files.end());
+  ASSERT_GT(files.size(), 5u);
+  std::string text;
+  for (const auto& file : files)
+    for (const Command command : {Command::verify, Command::run}) {
+      PlanInputs in;
+      in.command = command;
+      in.profile = read_profile(file);
+      in.host.cores = 16;
+      in.working_folder = "/here";
+      in.default_run_id = "id";
+      text += plan_to_text(make_plan(in)) + "\n";
+    }
+  expect_golden("profiles.txt", portable(text));
 }
 
 TEST(PlanJson, TheSameInputsGiveTheSameBytes) {

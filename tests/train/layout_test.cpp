@@ -6,6 +6,7 @@
 
 #include <cstring>
 #include <map>
+#include <set>
 #include <sstream>
 
 #include "comm/fork_ranks.h"
@@ -21,6 +22,7 @@ struct Case {
   const char* name;
   int64_t H;
   bool tied;
+  int64_t layers = 2;
 };
 
 // Lengths chosen so that leaves are unequal, some chunks are empty, and one sample has a single
@@ -43,19 +45,25 @@ std::vector<Sample> random_samples() {
   return samples;
 }
 
+ModelConfig config_of(const Case& c) {
+  ModelConfig config = test::small_model(c.H, c.tied);
+  config.L = c.layers;
+  return config;
+}
+
 struct Variant {
   Topology topology;
   int64_t super_batch_tokens = 65536;
   int32_t page_size = 16;
   float top_p = 1;
-  bool recompute = false;
+  int64_t activation_bytes = INT64_MAX;
   int64_t max_tokens = 1024;
 };
 
 // What one rank saw, layout-independent: log-probs, gradient norm and, by (tensor, slice, piece),
 // gradient and weight digests.
 std::string one_update(World& world, const Case& c, const Variant& v) {
-  test::RankModel model(world, test::small_model(c.H, c.tied), v.topology, false);
+  test::RankModel model(world, config_of(c), v.topology, false);
   model.weights.load(cpu_ops(1), test::random_reader(model.weights.tensors()));
   TrainerOptions o{};
   o.topology = v.topology;
@@ -68,7 +76,7 @@ std::string one_update(World& world, const Case& c, const Variant& v) {
   o.super_batch_tokens = v.super_batch_tokens;
   o.max_tokens = v.max_tokens;
   o.page_size = v.page_size;
-  o.recompute = v.recompute;
+  o.activation_bytes = v.activation_bytes;
   Trainer trainer(model.context, model.weights, world, o);
   std::vector<Sample> samples = random_samples();
   std::vector<Sample> scored = samples;
@@ -147,12 +155,50 @@ INSTANTIATE_TEST_SUITE_P(Models, Layouts,
 
 constexpr Case kModel{"group2", 16, false};
 
-TEST(Invariance, PagesMicroBatchesAndRecomputeDoNotMatter) {
+TEST(Invariance, PagesAndScoringChunksDoNotMatter) {
   const Topology layout{.ranks = 4, .tp = 2, .cp = 2, .rollout_tp = 1};
   const auto base = run_layout(kModel, {layout});
   EXPECT_EQ(first_difference(base, run_layout(kModel, {layout, 65536, 128})), "");
-  EXPECT_EQ(first_difference(base, run_layout(kModel, {layout, 65536, 16, 1, true})), "");
-  EXPECT_EQ(first_difference(base, run_layout(kModel, {layout, 65536, 16, 1, false, 64})), "");
+}
+
+// One, two, four and eight chunks of the head's rows, a whole leaf at least; with supports cut as
+// well.
+TEST(Invariance, ChunksOfTheHeadDoNotMatter) {
+  const std::vector<Sample> samples = random_samples();
+  for (const float top_p : {1.0f, 0.9f}) {
+    const Topology one{.ranks = 1, .tp = 1, .cp = 1, .rollout_tp = 1};
+    const auto base = run_layout(kModel, {one, 65536, 16, top_p});
+    const Leaves leaves = make_super_batches(samples, 0, 6, 1, 65536)[0].ranks[0].head_leaves;
+    std::set<size_t> counts;
+    for (const int64_t rows : {1, 64, 128, 192, 256, 512}) {
+      counts.insert(leaf_chunks(leaves, rows).size());
+      Variant v{one, 65536, 16, top_p};
+      v.max_tokens = rows;
+      EXPECT_EQ(first_difference(base, run_layout(kModel, v)), "") << rows << " rows";
+      v.topology = {.ranks = 4, .tp = 2, .cp = 2, .rollout_tp = 1};
+      EXPECT_EQ(first_difference(base, run_layout(kModel, v)), "") << rows << " rows, tp 2 cp 2";
+    }
+    EXPECT_EQ(counts, (std::set<size_t>{1, 2, 4, 8}));
+  }
+}
+
+// All layers' activations kept, some, one at a time.
+TEST(Invariance, KeptActivationsDoNotMatter) {
+  constexpr Case kDeep{"deep", 16, false, 4};
+  const Topology layout{.ranks = 4, .tp = 2, .cp = 2, .rollout_tp = 1};
+  const auto base = run_layout(kDeep, {layout});
+  const ModelConfig config = config_of(kDeep);
+  const int64_t T = make_super_batches(random_samples(), 0, 6, 2, 65536)[0].T;
+  const int64_t each = layer_acts_bytes(config, T, 4, true), residual = T * config.D * 2;
+  std::set<int> kept;
+  for (const int64_t bytes : {int64_t{0}, each + 4 * residual, 2 * each + 3 * residual - 1,
+                              2 * each + 3 * residual, 3 * each + 2 * residual, 4 * each}) {
+    kept.insert(kept_layers(config, T, 4, bytes));
+    Variant v{layout};
+    v.activation_bytes = bytes;
+    EXPECT_EQ(first_difference(base, run_layout(kDeep, v)), "") << bytes << " bytes";
+  }
+  EXPECT_EQ(kept, (std::set<int>{0, 1, 2, 4}));
 }
 
 TEST(Invariance, LimitedSupportsAreTheSameInEveryLayout) {

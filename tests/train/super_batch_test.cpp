@@ -2,7 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstring>
 #include <set>
+
+#include "rlk/base/philox.h"
+#include "train/tree_sum.h"
 
 namespace rlk {
 namespace {
@@ -101,6 +106,54 @@ TEST(SuperBatch, ClosesBeforeTheLimitAndKeepsSamplesWhole) {
   EXPECT_EQ(b[0].count, 2);
   EXPECT_EQ(b[1].count, 1);
   EXPECT_EQ(b[2].count, 1);  // longer than the limit: alone
+}
+
+TEST(LeafChunks, AreEqualSubtreesWithinTheLimitOrSingleLeaves) {
+  const Leaves leaves{.count = 8, .begin = {0, 64, 64, 256, 320, 384, 448, 512, 512}};
+  const auto sizes = [&](int64_t rows) {
+    std::vector<int64_t> all;
+    int64_t next = 0;
+    int leaf = 0;
+    for (const LeafChunk& c : leaf_chunks(leaves, rows)) {
+      EXPECT_EQ(c.begin, next);
+      for (int l = 0; l < c.leaves.count; ++l, ++leaf)
+        EXPECT_EQ(c.begin + c.leaves.begin[l], leaves.begin[leaf]);
+      EXPECT_EQ(c.begin + c.leaves.begin[c.leaves.count], c.end);
+      next = c.end;
+      all.push_back(c.end - c.begin);
+    }
+    EXPECT_EQ(leaf, 8);
+    EXPECT_EQ(next, 512);
+    return all;
+  };
+  EXPECT_EQ(sizes(512), (std::vector<int64_t>{512}));
+  EXPECT_EQ(sizes(511), (std::vector<int64_t>{320, 192}));
+  EXPECT_EQ(sizes(319), (std::vector<int64_t>{64, 256, 128, 64}));
+  EXPECT_EQ(sizes(1), (std::vector<int64_t>{64, 0, 192, 64, 64, 64, 64, 0}));
+}
+
+TEST(TreeSum, JoinsAsOneTree) {
+  const Ops& ops = cpu_ops(1);
+  for (const int chunks : {1, 2, 4, 8}) {
+    constexpr int64_t kN = 5;
+    std::vector<float> parts, out(kN, -1), whole(kN), scratch(TreeSum::scratch_floats(chunks, kN));
+    TreeAddArgs all{.part = {},
+                    .count = chunks,
+                    .out = whole.data(),
+                    .n = kN,
+                    .out_f32 = true,
+                    .accumulate = false};
+    for (int64_t i = 0; i < chunks * kN; ++i)
+      parts.push_back(static_cast<float>(mix64(i) >> 40) * 0x1p-20f);
+    for (int c = 0; c < chunks; ++c) all.part[c] = parts.data() + c * kN;
+    ops.tree_add(nullptr, all);
+    TreeSum sum(ops, nullptr, chunks, kN, out.data(), scratch.data());
+    for (int c = 0; c < chunks; ++c) {
+      std::copy_n(parts.begin() + c * kN, kN, sum.next());
+      sum.join();
+    }
+    EXPECT_EQ(std::memcmp(out.data(), whole.data(), kN * sizeof(float)), 0) << chunks;
+  }
 }
 
 }  // namespace

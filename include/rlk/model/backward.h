@@ -40,12 +40,12 @@ int64_t backward_scratch_bytes(const Context&, int64_t T, int64_t S, int slices,
 BackwardScratch backward_scratch_at(void* base, const Context&, int64_t T, int64_t S, int slices,
                                     int leaves, const AttentionBwdArgs& bounds);
 
-// Head: from g [R] = dLoss/dNLL (NLL = -logp) to the gradient of the final residual stream
-// scattered into scratch.dres [T, D] (rows index[R], others zero), the head's weight gradient into
-// dw_head and the final norm's into dw_norm. Rows are in `leaves` order.
+// Head, R rows whose logits `a` holds: from g [R] = dLoss/dNLL (NLL = -logp) to the gradient of the
+// final residual stream, scattered to rows index[R] of scratch.dres; the head's weight gradient
+// into dw_head and the final norm's into dw_norm, over `leaves` of these rows.
 void backward_head(const Context&, const WeightsView&, const int32_t* index, const int32_t* target,
-                   const float* g, int64_t R, int64_t T, const Leaves& leaves, const RowSampling&,
-                   HeadActs&, BackwardScratch&, float* dw_head, float* dw_norm);
+                   const float* g, int64_t R, const Leaves& leaves, const RowSampling&, HeadActs&,
+                   BackwardScratch&, float* dw_head, float* dw_norm);
 
 // One layer: scratch.dres in and out; weight gradients overwritten in `grads`.
 void backward_layer(const Context&, const WeightsView&, int layer, const Batch&, const CpExchange&,

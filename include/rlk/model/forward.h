@@ -78,9 +78,11 @@ void embed(const Context&, const WeightsView&, const Batch&, bf16* x);
 
 // One layer. `previous`: x_mid of the layer before (null for layer 0, whose a.x holds the
 // embedding); scratch.delta: its down projection. Leaves x_mid in `a` and this layer's down
-// projection in scratch.delta.
+// projection in scratch.delta. down: false where nothing follows, since the backward pass alone
+// wants `a` again.
 void forward_layer(const Context&, const WeightsView&, int layer, const Batch&, const KvCache&,
-                   const KvPublish&, const bf16* previous, LayerActs& a, ForwardScratch&);
+                   const KvPublish&, const bf16* previous, LayerActs& a, ForwardScratch&,
+                   bool down = true);
 
 // y = round(partial sums over the engine's ranks): finishes a row-parallel projection of T rows of
 // D.

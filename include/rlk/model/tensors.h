@@ -85,7 +85,8 @@ class ArenaLayout {
 
 // The piece of optimizer state that one CP rank owns as a whole: at most kUnit elements of one
 // tensor slice. A unit of fp32 is one 1 MiB piece of the fingerprint and four gradient-norm tiles.
-inline constexpr int64_t kUnit = 262144;
+inline constexpr int kUnitLog2 = 18;
+inline constexpr int64_t kUnit = int64_t{1} << kUnitLog2;
 
 struct Unit {
   int tensor;     // index in model_tensors
@@ -98,5 +99,9 @@ struct Unit {
 // The units of one TP shard (the range's virtual slices, and replicated tensors) in (tensor, slice,
 // piece) order, dealt round-robin to `cp` owners.
 std::vector<Unit> shard_units(const std::vector<TensorSpec>&, Topology::Range range, int cp);
+
+// One owner's units of one tensor slice: `count` elements in pieces of kUnit that lie cp * kUnit
+// apart from `begin` on, the last one maybe shorter. What ops take at once.
+std::vector<Unit> unit_runs(const std::vector<Unit>& units, int cp);
 
 }  // namespace rlk

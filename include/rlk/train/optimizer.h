@@ -20,13 +20,18 @@ struct AdamWOptions {
 
 class Optimizer {
  public:
-  // Masters start from the current weights. cp: the training CP group.
-  Optimizer(const Context&, Weights&, World&, const Topology&, Communicator& cp);
+  // Masters start from the current weights. cp: the training CP group. adamw: without it there is
+  // the gradient alone, and no step().
+  Optimizer(const Context&, Weights&, World&, const Topology&, Communicator& cp, bool adamw);
 
   // Adds the CP tree over every rank's partial of one storage (layer -1: outside the layers) to the
   // owned gradient, or overwrites it with it. `partial` is this rank's subtree in shared memory.
   // Callers order writers and readers with barriers.
   void reduce(Storage storage, int layer, const float* partial, bool accumulate);
+
+  // Where the backward pass may write the owned gradient itself, since nobody else has a part of
+  // it: laid out as the weights' arena. Null where CP cuts the tokens.
+  float* whole_gradient() { return topology_.cp == 1 ? gradient_ : nullptr; }
 
   // Global gradient norm: fp64 tile sums in (tensor, slice, tile) order. Collective over the world.
   double gradient_norm();
@@ -55,8 +60,10 @@ class Optimizer {
   Topology::Range range_;
   ArenaLayout layout_;  // of gradient regions
   std::vector<OwnedUnit> owned_;
+  std::vector<OwnedUnit> runs_;  // the same, neighbours in the state joined (unit_runs)
+  Pieces pieces_;                // of a run in the tensor's slice
   DeviceBuffer state_, tiles_;
-  float *gradient_, *master_, *exp_avg_, *exp_avg_sq_;
+  float *gradient_, *master_ = nullptr, *exp_avg_ = nullptr, *exp_avg_sq_ = nullptr;
 };
 
 }  // namespace rlk

@@ -34,4 +34,14 @@ struct SuperBatch {
 std::vector<SuperBatch> make_super_batches(const std::vector<Sample>&, int first, int count, int cp,
                                            int64_t token_limit);
 
+// Rows of adjacent leaves that form one subtree of the leaves' tree.
+struct LeafChunk {
+  int64_t begin, end;
+  Leaves leaves;  // of these rows, counted from `begin`
+};
+
+// The fewest equal subtrees of at most `max_rows` rows each; single leaves where one is longer. So
+// the chunks' weight gradients, joined by the aligned tree, are the whole's.
+std::vector<LeafChunk> leaf_chunks(const Leaves&, int64_t max_rows);
+
 }  // namespace rlk

@@ -25,11 +25,18 @@ struct TrainerOptions {
   float temperature, top_p;
   int32_t top_k;
   int64_t super_batch_tokens;
-  int64_t max_tokens;  // rows of logits at once in a scoring pass
+  int64_t max_tokens;  // rows of logits at once, but at least one leaf's in an update
   int32_t page_size;
-  bool recompute;            // keep one layer's activations and run its forward pass again
-  bool scores_only = false;  // no gradients and no optimizer state: update() must not be called
+  // Of the layers' activations, as many layers' as fit are kept, the last ones; the others' forward
+  // passes run again. At least one layer's and the residuals between layers are always there.
+  int64_t activation_bytes = INT64_MAX;
+  // Which calls it is made for, each with those before it: score() needs no memory of gradients,
+  // gradients() no masters and moments.
+  enum class Use { score, gradients, update } use = Use::update;
 };
+
+// How many layers, the last ones, keep their activations of T rows in `bytes` bytes.
+int kept_layers(const ModelConfig&, int64_t T, int slices, int64_t bytes);
 
 struct UpdateResult {
   double gradient_norm = 0;
@@ -54,6 +61,10 @@ class Trainer {
   UpdateResult update(std::vector<Sample>&, int first, int count, int64_t t,
                       const TokenGradient& token_gradient = nullptr);
 
+  // The first half of update(): ends with the reduced gradient in the optimizer.
+  UpdateResult gradients(std::vector<Sample>&, int first, int count,
+                         const TokenGradient& token_gradient = nullptr);
+
   Optimizer& optimizer() { return *optimizer_; }
 
  private:
@@ -64,7 +75,16 @@ class Trainer {
   void logits(Pass&, const WeightsView&, int64_t begin, int64_t end);
   void share_logp(const Pass&, const std::vector<float>& mine, std::vector<Sample>&,
                   std::vector<float> Sample::*which);
-  void backward(Pass&, const WeightsView&, const std::vector<float>& g, bool accumulate);
+  // g of a head row from its log-prob, as backward_head takes it.
+  using RowGradient = std::function<float(int64_t row, float logp)>;
+  std::vector<float> head(Pass&, const WeightsView&, const RowGradient&);
+  void backward(Pass&, const WeightsView&);
+  void backward_scratch(Pass&);
+  void backward_embedding(Pass&);
+  // Where the backward pass writes the gradient of a layer, and of a storage outside the layers.
+  float* layer_grads(const Pass&, int layer) const;
+  float* outer_grads(const Pass&, Storage) const;
+  void reduce(const Pass&, Storage, int layer);
   void set_trace_rows(Pass&, const std::vector<Sample>&);
 
   Context ctx_;
@@ -77,7 +97,7 @@ class Trainer {
   float*
       layer_grads_[2];  // shared: one layer's gradients; two, so that one barrier a layer is enough
   float* global_grads_;  // shared: embedding, final norm, head
-  DeviceBuffer acts_, residuals_, scratch_, pages_, gathered_, backward_, head_, logp_;
+  DeviceBuffer acts_, scratch_, pages_, gathered_, backward_, head_, head_grads_, logp_;
   Upload upload_;
 };
 
