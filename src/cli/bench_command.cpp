@@ -1,29 +1,63 @@
-// bench: kernels on this machine's GPU.
+// bench: kernels on this machine's GPU, or the engines on a synthetic model.
 
 #include "arguments.h"
 #include "rlk/bench/bench.h"
+#include "rlk/bench/engines.h"
 
 namespace rlk {
+namespace {
+
+void add_kernel_options(CLI::App& app, BenchOptions& o, std::string& csv, std::string& library) {
+  const char* group = "Kernels";
+  app.add_option("--filter", o.filter, "only cases whose name contains TEXT")
+      ->type_name("TEXT")
+      ->group(group);
+  app.add_option("--csv", csv, "write the rows here")->type_name("FILE")->group(group);
+  app.add_option("--library", library, "times of tests/bench/library.py to compare with")
+      ->type_name("FILE")
+      ->group(group);
+  app.add_option("--device", o.device, "CUDA device")->type_name("N")->group(group);
+}
+
+void add_engine_options(CLI::App& app, EngineBenchOptions& o) {
+  const char* group = "Engines";
+  const auto option = [&](const char* name, auto& value, const char* help, const char* type) {
+    app.add_option(name, value, help)->type_name(type)->group(group);
+  };
+  option("--shape", o.shape, "qwen3-0.6b ... qwen3-32b, or a config.json (qwen3-8b)", "SHAPE");
+  option("--backend", o.backend, "cpu or cuda (cuda)", "NAME");
+  option("--seed", o.seed, "of weights and tokens (0)", "N");
+  option("--sequences", o.sequences, "sequences at once (8)", "N");
+  option("--prompt", o.prompt, "prompt tokens of each (1)", "N");
+  option("--response", o.response, "response tokens of each (511)", "N");
+  option("--head-rows", o.head_rows, "rows of logits at once (8192)", "N");
+  option("--activation-gib", o.activation_gib,
+         "memory of activations that are kept; the others are recomputed (no limit)", "X");
+  option("--repeat", o.repeat, "timed calls, of which the median counts (5)", "N");
+  app.add_flag("--by-op", o.by_op, "seconds of each op, each waited for")->group(group);
+}
+
+}  // namespace
 
 int bench_command(const Arguments& args) {
   CLI::App app("", "rlk bench");
   prepare_app(app,
-              "rlk bench: verifies and times the CUDA kernels beside the device's copy ceiling");
-  BenchOptions options;
+              "rlk bench [score|train|step]: the engines on a synthetic model; without a name, "
+              "the CUDA kernels, verified and timed beside the device's copy ceiling");
+  BenchOptions kernels;
+  EngineBenchOptions engines;
   std::string csv, library;
   bool helped = false;
-  app.add_option("--filter", options.filter, "only cases whose name contains TEXT")
-      ->type_name("TEXT");
-  app.add_option("--csv", csv, "write the rows here")->type_name("FILE");
-  app.add_option("--library", library, "times of tests/bench/library.py to compare with")
-      ->type_name("FILE");
-  app.add_option("--device", options.device, "CUDA device")->type_name("N");
+  app.add_option("engine", engines.what, "score, train or step")->type_name("");
+  add_kernel_options(app, kernels, csv, library);
+  add_engine_options(app, engines);
   const std::vector<Diagnostic> defects = parse_arguments(app, args, helped);
   if (helped) return kExitOk;
   if (!defects.empty()) throw InputError(defects);
-  options.csv = csv;
-  options.library = library;
-  return bench_kernels(options);
+  if (!engines.what.empty()) return bench_engines(engines);
+  kernels.csv = csv;
+  kernels.library = library;
+  return bench_kernels(kernels);
 }
 
 }  // namespace rlk

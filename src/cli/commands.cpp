@@ -18,7 +18,7 @@ const std::vector<CommandRow>& command_table() {
       {"generate", "samples from a model: a prompt, or a file of prompts", generate_command},
       {"export", "a run's weights as a Hugging Face folder", export_command},
       {"tokenize", "text to token ids and back, JSON lines", tokenize_command},
-      {"bench", "kernels: verified, timed, beside the copy ceiling", bench_command},
+      {"bench", "kernels and engines: verified, timed", bench_command},
       {"worker", nullptr, worker_main},
   };
   return table;

@@ -136,8 +136,11 @@ Json to_json(const RankRecord& r) {
               {"captured", r.graphs->captured},
               {"replays", r.graphs->replays}};
   }
-  return {{"schema", kRankSchema}, {"rank", r.rank},        {"pid", r.pid},
-          {"steps", r.steps},      {"ops", std::move(ops)}, {"graphs", std::move(graphs)}};
+  Json memory;
+  if (r.memory) memory = {{"planned", r.memory->planned}, {"used", r.memory->used}};
+  return {{"schema", kRankSchema},      {"rank", r.rank},        {"pid", r.pid},
+          {"steps", r.steps},           {"ops", std::move(ops)}, {"graphs", std::move(graphs)},
+          {"memory", std::move(memory)}};
 }
 
 RankRecord rank_from_json(const Json& json, const std::string& where) {
@@ -159,6 +162,11 @@ RankRecord rank_from_json(const Json& json, const std::string& where) {
     r.graphs = GraphReadback{integers(graphs, "planned", where + ": graphs"),
                              integers(graphs, "captured", where + ": graphs"),
                              json_field<uint64_t>(graphs, "replays", where + ": graphs")};
+  }
+  const Json memory = json_field<Json>(json, "memory", where);
+  if (!memory.is_null()) {
+    r.memory = MemoryReadback{json_field<uint64_t>(memory, "planned", where + ": memory"),
+                              json_field<uint64_t>(memory, "used", where + ": memory")};
   }
   return r;
 }

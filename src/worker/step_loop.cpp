@@ -206,6 +206,11 @@ class StepLoop {
     if (rank_.plan.options.backend == Backend::cuda)
       record.graphs = {rank_.engine->graph_sizes(), rank_.engine->captured_sizes(),
                        rank_.engine->graph_replays()};
+    if (rank_.ops.strict->memory_used != nullptr) {
+      MemoryReadback& memory = record.memory.emplace();
+      for (const auto& [item, bytes] : rank_.plan.memory) memory.planned += bytes;
+      memory.used = rank_.ops.strict->memory_used();
+    }
     writer_.write_rank_record(record);
   }
 

@@ -25,7 +25,7 @@ const std::map<std::string, std::set<std::string>> kMayUse = {
     {"device/cuda", {"device", "kernels"}},
     {"comm", {"device"}},
     {"comm/cuda", {"comm", "device", "kernels"}},
-    {"bench", {"device", "build_info"}},
+    {"bench", {"device", "build_info", "rollout", "train", "model", "data", "comm", "profile"}},
     {"bench/cuda", {"bench", "device", "build_info", "kernels"}},
     {"data", {"profile"}},
     {"model", {"device", "comm", "profile"}},

@@ -103,6 +103,7 @@ TEST(RunWriter, RecordsComeBack) {
   TempDir dir;
   RunContent content = passing_content();
   content.ranks[3].graphs = GraphReadback{{1, 2, 4}, {1, 2}, 77};
+  content.ranks[3].memory = MemoryReadback{1000, 990};
   const RunReader reader(write_run(dir.path(), content));
   const VersionFingerprints v = reader.version(1);
   EXPECT_EQ(v.version, 1u);
@@ -116,6 +117,9 @@ TEST(RunWriter, RecordsComeBack) {
   EXPECT_EQ(r.ops.at("gemm").calls, 12u);
   EXPECT_EQ(r.graphs->captured, (std::vector<int64_t>{1, 2}));
   EXPECT_EQ(r.graphs->replays, 77u);
+  EXPECT_EQ(r.memory->planned, 1000u);
+  EXPECT_EQ(r.memory->used, 990u);
+  EXPECT_FALSE(reader.rank_record(2).memory.has_value());
   EXPECT_EQ(reader.metrics().size(), 2u);
   EXPECT_EQ(reader.texts(0).size(), 6u);
 }

@@ -86,12 +86,19 @@ struct GraphReadback {
   uint64_t replays = 0;
 };
 
+// The memory plan against the device at the end, when every buffer has its final size.
+struct MemoryReadback {
+  uint64_t planned = 0;  // bytes of this rank
+  uint64_t used = 0;     // of its GPU, by all that share it
+};
+
 // A rank's last words, written when it has finished its work.
 struct RankRecord {
   int rank = 0;
   int64_t pid = 0, steps = 0;
   std::map<std::string, OpReadback> ops;  // by the Ops table's names
   std::optional<GraphReadback> graphs;    // CUDA only
+  std::optional<MemoryReadback> memory;   // CUDA only
 };
 
 // How a rank's process ended, as its parent saw it.
