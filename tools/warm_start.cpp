@@ -2,10 +2,6 @@
 // solutions with rlk's own trainer, for a fixed number of updates. The same bytes on every machine
 // (docs/numerics.md, R8).
 //
-// With --wrong a share of the demonstrations carries a wrong result: then the model ranks right
-// answers above wrong ones better than it samples them, which is what reinforcement learning can
-// put right.
-//
 //   build/cpu/tools/warm_start --dir profiles/tiny        (profiles/tiny/make runs it after the
 //   data scripts)
 
@@ -22,7 +18,6 @@
 
 #include "rlk/base/file.h"
 #include "rlk/base/json.h"
-#include "rlk/base/philox.h"
 #include "rlk/base/safetensors.h"
 #include "rlk/data/prompts.h"
 #include "rlk/data/tokenizer.h"
@@ -38,8 +33,7 @@ namespace fs = std::filesystem;
 
 struct Settings {
   fs::path dir = "profiles/tiny";
-  int64_t updates = 375, batch = 64, report = 50;
-  double wrong = 0;  // share of demonstrations with a wrong result
+  int64_t updates = 200, batch = 64, report = 50;
   double lr = 2e-3;
   uint64_t seed = 1;
   int threads = 2;
@@ -115,9 +109,7 @@ class WarmStart {
       std::vector<Sample> batch;
       double tokens = 0, loss = 0;
       for (int64_t row : rows_of_step(s_.seed, u, prompts_.rows(), s_.batch)) {
-        const uint64_t draw = mix64(s_.seed ^ mix64(static_cast<uint64_t>(u) << 32 | row));
-        const bool wrong = static_cast<double>(draw >> 32) * 0x1p-32 < s_.wrong;
-        batch.push_back(demonstration(row, wrong ? 1 + draw % 9 : 0));
+        batch.push_back(demonstration(row));
         tokens += batch.back().response_len();
       }
       const auto count = static_cast<int>(batch.size());
@@ -141,20 +133,13 @@ class WarmStart {
       solutions_.push_back(parse_json(line, "prompts.jsonl")["solution"].get<std::string>());
   }
 
-  // The row's solution "59-28=31 \\boxed{31}", its result off by `error`.
-  Sample demonstration(int64_t row, uint64_t error) const {
-    const std::string& label = prompts_.label(row);
-    const std::string result = std::to_string(std::stoll(label) + static_cast<int64_t>(error));
-    std::string solution = solutions_[row];
-    for (const std::string& place : {"=" + label, "{" + label}) {
-      const size_t at = solution.rfind(place);
-      if (at != std::string::npos) solution.replace(at + 1, label.size(), result);
-    }
+  // The row's solution, "29-6=23 \\boxed{23}", and the end-of-text token.
+  Sample demonstration(int64_t row) const {
     Sample s;
     s.prompt = row;
     s.tokens = prompts_.tokens(row);
     s.prompt_len = static_cast<int32_t>(s.tokens.size());
-    const auto ids = tokenizer_.encode(solution);
+    const auto ids = tokenizer_.encode(solutions_[row]);
     s.tokens.insert(s.tokens.end(), ids.begin(), ids.end());
     s.tokens.push_back(config_.eos.front());
     return s;
@@ -226,7 +211,6 @@ int main(int argc, char** argv) {
   app.add_option("--batch", s.batch);
   app.add_option("--report", s.report);
   app.add_option("--lr", s.lr);
-  app.add_option("--wrong", s.wrong);
   app.add_option("--seed", s.seed);
   app.add_option("--threads", s.threads);
   CLI11_PARSE(app, argc, argv);

@@ -38,7 +38,7 @@ BOXES = ["bags", "boxes", "rows"]
 
 
 def addition(r):
-    a, b = r.between(3, 49), r.between(2, 49)
+    a, b = r.between(3, 24), r.between(2, 12)
     text = r.pick(["{n} has {a} {i} and buys {b} more. How many {i} does {n} have?",
                    "{n} had {a} {i} and found {b} more. How many {i} now?",
                    "What is {a} plus {b}?"])
@@ -46,8 +46,8 @@ def addition(r):
 
 
 def subtraction(r):
-    a = r.between(12, 79)
-    b = r.between(2, a - 1)
+    a = r.between(12, 36)
+    b = r.between(2, 11)
     text = r.pick(["{n} has {a} {i} and gives away {b}. How many {i} are left?",
                    "{n} had {a} {i} and lost {b}. How many {i} now?",
                    "What is {a} minus {b}?"])
