@@ -72,10 +72,28 @@ void check_gpus(const Profile& profile, Checks& checks) {
                     "build with RLK_PRESET=cuda ./rlk"});
 }
 
+// How to get the file that a defect is about, by the profile's paths.
+std::string next_step(const Diagnostic& defect, const Profile& profile) {
+  const auto about = [&](const std::optional<fs::path>& path) {
+    return path && defect.where.starts_with(path->string());
+  };
+  const Profile::Paths& paths = profile.paths;
+  if (about(paths.prompt_data))
+    return "rlk prepare --download-data --out " + paths.prompt_data->string() +
+           ", or --convert FILE of your own";
+  if (about(paths.model_root) || about(paths.ref_load))
+    return "put a Qwen3 folder from Hugging Face there; one to try: rlk prepare --synthetic "
+           "qwen3-0.6b --tokenizer-dir DIR --out NEW";
+  return "rlk plan verify shows every value, docs/formats.md explains every key";
+}
+
 // One line per defect of the input.
-void add_defects(const std::string& name, const InputError& error, const std::string& next,
-                 Checks& checks) {
-  for (const Diagnostic& d : error.diagnostics()) checks.push_back({name, false, d.text(), next});
+void add_defects(const std::string& name, const InputError& error,
+                 const std::optional<Profile>& profile, Checks& checks) {
+  for (const Diagnostic& d : error.diagnostics())
+    checks.push_back(
+        {name, false, d.text(),
+         profile ? next_step(d, *profile) : "docs/formats.md explains every key of a profile"});
 }
 
 void check_output(const Plan& plan, Checks& checks) {
@@ -114,10 +132,10 @@ void check_job(const std::string& profile, Checks& checks) {
                             : "model, tokenizer and prompts fit each other; every weight was read",
                         ""});
     } catch (const InputError& error) {
-      add_defects("files", error, "rlk prepare --help says how to get data and models", checks);
+      add_defects("files", error, job->inputs.profile, checks);
     }
   } catch (const InputError& error) {
-    add_defects("plan", error, "rlk plan verify shows every value", checks);
+    add_defects(job->inputs.profile ? "plan" : "profile", error, job->inputs.profile, checks);
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 
@@ -45,7 +46,8 @@ int score_command(const Arguments& args) {
   options.sampling = model.sampling(defects);
   options.out = out;
   std::ifstream file(in);
-  if (!in.empty() && !file) defects.push_back({"--in " + in, "cannot be read", ""});
+  if (!in.empty() && (!file || std::filesystem::is_directory(in)))
+    defects.push_back({"--in " + in, "cannot be read", ""});
   refuse(defects);
   const int64_t tokens =
       score_lines(options, in.empty() ? std::cin : file, in.empty() ? "stdin" : in, std::cout);

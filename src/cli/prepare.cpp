@@ -55,7 +55,8 @@ int prepare_command(const Arguments& args) {
   const int asked = int{r.download} + !r.convert.empty() + !r.synthetic.empty();
   if (asked != 1)
     defects.push_back({"rlk prepare", "nothing to do, or more than one thing",
-                       "give one of --download-data, --convert and --synthetic"});
+                       "give one of --download-data, --convert and --synthetic; rlk doctor says "
+                       "what is missing"});
   if (r.out.empty()) defects.push_back({"--out", "missing", "must be the file or folder to write"});
   const auto seed = parse_unsigned(r.seed);
   if (!seed) defects.push_back({"--seed", printable(r.seed), "must be an integer from 0 up"});

@@ -150,6 +150,9 @@ void export_checkpoint(const ModelConfig& config, const ExportOptions& options,
                        const TensorProvider& tensor) {
   if (fs::exists(fs::symlink_status(options.out_dir)))
     throw InputError(options.out_dir.string(), "exists already", "name a new folder");
+  const fs::path parent = fs::absolute(options.out_dir).parent_path();
+  if (!fs::is_directory(parent))
+    throw InputError(parent.string(), "no such folder", "must be there, to hold the new one");
   const CompanionFiles files = companions(options);
   TemporaryFolder folder(options.out_dir);
   for (const auto& [name, contents] : files) write_file_atomic(folder.path() / name, contents);

@@ -65,6 +65,9 @@ Source find_source(const fs::path& from, std::optional<uint64_t> version) {
   if (!fs::is_directory(folder, ignored))
     throw InputError(from.string(), "no such folder", "must be a run directory or a model folder");
   if (is_run(folder)) return checkpoint_of_run(folder, version);
+  if (!fs::exists(folder / "config.json", ignored))
+    throw InputError(from.string(), "has neither manifest.json nor config.json",
+                     "must be a run directory or a model folder");
   if (version)
     throw InputError("--version", from.string() + " is no run directory",
                      "only runs have versions");

@@ -1,12 +1,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <numeric>
 #include <ostream>
 
 #include "local_rank.h"
 #include "rlk/base/error.h"
-#include "rlk/base/file.h"
 #include "rlk/base/json.h"
 #include "rlk/base/text.h"
 #include "rlk/data/chat.h"
@@ -118,10 +116,11 @@ std::string prompt_line(const GenerateOptions& o, const std::string& prompt) {
 
 // A model's tokenizer and the prompts, checked against each other.
 struct Input {
-  Input(const GenerateOptions& o, const std::string& lines, const std::string& file)
+  template <class... Source>  // of the PromptSet: a file, or lines and their name
+  explicit Input(const GenerateOptions& o, const Source&... source)
       : config(read_model_config(o.model.dir)),
         tokenizer(o.model.dir / "tokenizer.json"),
-        prompts(lines, file, prompt_options(o, config), tokenizer) {
+        prompts(source..., prompt_options(o, config), tokenizer) {
     if (o.chat_template) check_chat_template(o.model.dir);
   }
 
@@ -133,7 +132,7 @@ struct Input {
 }  // namespace
 
 void generate_text(const GenerateOptions& o, const std::string& prompt, std::ostream& out) {
-  const Input input(o, prompt_line(o, prompt), "--prompt");
+  const Input input(o, prompt_line(o, prompt), std::string("--prompt"));
   const std::vector<GenerateRequest> requests = requests_of(o, input.prompts);
   Generator generator(o, input.config, requests, 1);
   for (const GenerateRequest& request : requests) {
@@ -146,7 +145,7 @@ void generate_text(const GenerateOptions& o, const std::string& prompt, std::ost
 
 void generate_lines(const GenerateOptions& o, const std::filesystem::path& prompts,
                     std::ostream& out) {
-  const Input input(o, read_file(prompts), prompts.string());
+  const Input input(o, prompts);
   const std::vector<GenerateRequest> requests = requests_of(o, input.prompts);
   const auto total = static_cast<int64_t>(requests.size());
   const int64_t running = std::min(total, kMaxRunning);

@@ -273,8 +273,9 @@ class RewardCommand : public ::testing::Test {
     profile["paths"] = {
         {"model_root", kTiny}, {"prompt_data", kTiny + "/prompts.jsonl"}, {"output_root", "runs"}};
     std::ofstream(dir_.path() / "p.json") << profile.dump();
-    return run_rlk({{"verify", "--profile", (dir_.path() / "p.json").string(), "--run-id", "r",
-                     "--steps", "1", "--rollout-batch-size", "2", "--max-response-len", "8"}});
+    return run_rlk(
+        {{"verify", "--profile", (dir_.path() / "p.json").string(), "--run-id", "r", "--steps", "1",
+          "--rollout-batch-size", "2", "--max-response-len", "8", "--save-interval", "10"}});
   }
   bool sealed() const { return fs::exists(dir_.path() / "runs/r/COMPLETE"); }
   TempDir dir_;
@@ -286,6 +287,8 @@ TEST_F(RewardCommand, DecidesTheRewardsOfARun) {
   const std::vector<Sample> samples = RunReader(dir_.path() / "runs/r").sidecar(0).samples;
   ASSERT_EQ(samples.size(), 16u);
   for (size_t i = 0; i < samples.size(); ++i) EXPECT_EQ(samples[i].reward, i % 2 + 0.5) << i;
+  // A run's last version is saved, whatever the interval.
+  EXPECT_TRUE(fs::exists(dir_.path() / "runs/r" / RunReader::checkpoint_path(1)));
 }
 
 TEST_F(RewardCommand, ThatFailsEndsTheRunByName) {
@@ -323,5 +326,9 @@ TEST_F(Model, BadInputIsNamedWithItsPlace) {
   expect_refused({"export"}, {"--from: missing", "--out: missing"});
   expect_refused({"export", "--from", "/nowhere", "--out", path("x")},
                  {"/nowhere: no such folder"});
+  expect_refused({"export", "--from", path("."), "--out", path("x")},
+                 {"has neither manifest.json nor config.json"});
+  expect_refused({"export", "--from", kTiny, "--out", "/nowhere/x"}, {"/nowhere: no such folder"});
+  expect_refused({"score", "--in", "/tmp"}, {"--in /tmp: cannot be read"});
   expect_refused({"export", "--from", kTiny, "--out", kTiny}, {"exists already"});
 }

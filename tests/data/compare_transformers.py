@@ -9,9 +9,9 @@ Exit code 1 when they disagree. Not part of the test suite: it needs `pip instal
 - logits: at P places, of V tokens of the vocabulary (all of them by default): `rlk score` gives the log-prob of each as a
   continuation; both sides are centred, since a log-prob is a logit up to a constant
 
-rlk's weights, activations and logits are bf16. So is transformers' own bfloat16 forward pass, whose error against its float32
-one is measured on the same tokens: rlk's mean log-prob error and relative norm error of the logits must not exceed it, and no
-single log-prob may be further away than twice its worst one.
+rlk's weights, activations and logits are bf16. So is transformers' own bfloat16 forward pass, which rounds at other places and
+whose error against its float32 one is measured on the same tokens: rlk's mean log-prob error and relative norm error of the
+logits may be 1.5 times as large (they are a few numbers' statistics), and its worst log-prob error twice.
 """
 import argparse
 import json
@@ -81,7 +81,7 @@ def main():
     ours, theirs = torch.cat(ours), torch.cat(theirs)
     print(f"log-probs of {len(ours)} tokens, against float32: mean error {ours.mean():.2e} (transformers' bfloat16: "
           f"{theirs.mean():.2e}), worst {ours.max():.2e} ({theirs.max():.2e})")
-    good = good and ours.mean() <= theirs.mean() and ours.max() <= 2 * theirs.max()
+    good = good and ours.mean() <= 1.5 * theirs.mean() and ours.max() <= 2 * theirs.max()
 
     tokens = r.sample(range(config.vocab_size), args.vocabulary) if args.vocabulary else list(range(config.vocab_size))
     errors, norm = [0.0, 0.0], 0.0
@@ -97,7 +97,7 @@ def main():
     mine, other = [math.sqrt(e / norm) for e in errors]
     print(f"logits of {args.positions} places x {len(tokens)} tokens, against float32: relative norm error {mine:.2e} "
           f"(transformers' bfloat16: {other:.2e})")
-    good = good and mine <= other
+    good = good and mine <= 1.5 * other
     print("agree" if good else "DISAGREE")
     sys.exit(0 if good else 1)
 

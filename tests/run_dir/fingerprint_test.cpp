@@ -3,9 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <numeric>
 
 #include "rlk/base/error.h"
+#include "rlk/data/export.h"
+#include "rlk/data/synthetic.h"
+#include "temp_dir.h"
 
 using namespace rlk;
 
@@ -110,4 +114,33 @@ TEST(Fingerprint, UnknownNamesAndUncuttableShapesAreRefused) {
                InputError);
   EXPECT_THROW(fingerprint_exported("model.layers.0.mlp.up_proj.weight", w.data(), 12, 4, 2),
                InputError);
+}
+
+TEST(Fingerprint, ALoadedCheckpointHasThoseOfTheSameWeightsMadeInMemory) {
+  ModelConfig config;
+  config.vocab = 1500;
+  config.D = 64;
+  config.F = 128;
+  config.L = 1;
+  config.H = config.KH = 8;
+  config.Dh = 8;
+  const test::TempDir dir;
+  std::map<std::string, Digest> made;
+  std::vector<bf16> whole;
+  export_checkpoint(config, {dir.path() / "m", "", {{"config.json", "{}"}}, 100'000},
+                    [&](const CheckpointTensor& t) -> std::span<const bf16> {
+                      whole.resize(static_cast<size_t>(t.elements()));
+                      synthetic_tensor(5, t, 0, t.rows, 0, t.columns, whole.data());
+                      made[t.name] =
+                          fingerprint_exported(t.name, whole.data(), t.rows, t.columns, 2);
+                      return whole;
+                    });
+  const Checkpoint checkpoint(dir.path() / "m", config);
+  EXPECT_GT(checkpoint.files().size(), 2u);
+  for (const CheckpointTensor& t : checkpoint_tensors(config)) {
+    whole.resize(static_cast<size_t>(t.elements()));
+    checkpoint.read(t.name, 0, t.rows, 0, t.columns, whole.data());
+    EXPECT_EQ(fingerprint_exported(t.name, whole.data(), t.rows, t.columns, 2), made.at(t.name))
+        << t.name;
+  }
 }
