@@ -47,4 +47,9 @@ void widen(Stream, const WidenArgs&);
 void gather_rows(Stream, const RowMapArgs&);
 void scatter_rows(Stream, const RowMapArgs&);
 
+// Native mode's: the same values by sums whose order follows the batch.
+void native_attention(Stream, const AttentionArgs&);  // decode in splits that fill the device
+size_t native_attention_workspace(const AttentionArgs&);
+void native_logprob_stats(Stream, const LogprobStatsArgs&);  // the whole shard in as many parts
+
 }  // namespace rlk::cuda

@@ -59,21 +59,46 @@ __global__ void __launch_bounds__(kDeltaThreads) delta_kernel(const AttentionDel
 
 }  // namespace
 
-// Decode where every segment is one query, else the blocked kernel: the same bits
-// (kernels/attention/rule.cuh).
-void attention(Stream stream, const AttentionArgs& a) {
+namespace {
+
+void check_attention(const AttentionArgs& a) {
   constexpr const char* kOp = "attention";
-  if (a.T == 0 || a.n_segments == 0) return;
   check_heads(kOp, a.H, a.KH, a.Dh);
   check_cache(kOp, a.cache);
   require(aligned(a.q) && aligned(a.o) && aligned(a.workspace), kOp,
           "q, o and workspace must be 16-byte aligned");
   require(a.max_len > 0 && a.max_context > 0, kOp, "max_len and max_context must be positive");
-  a.max_len == 1 ? attn::decode(stream, a) : attn::prefill(stream, a);
+}
+
+size_t workspace(const AttentionArgs& a, int split_shift) {
+  return a.max_len == 1 ? attn::decode_workspace(a, split_shift)
+                        : attn::work_list_bytes(a.T, a.n_segments);
+}
+
+void run_attention(Stream stream, const AttentionArgs& a, int split_shift) {
+  if (a.T == 0 || a.n_segments == 0) return;
+  check_attention(a);
+  a.max_len == 1 ? attn::decode(stream, a, split_shift) : attn::prefill(stream, a);
+}
+
+}  // namespace
+
+// Decode where every segment is one query, else the blocked kernel: the same bits
+// (kernels/attention/rule.cuh).
+void attention(Stream stream, const AttentionArgs& a) {
+  run_attention(stream, a, attn::kSplitShift);
 }
 
 size_t attention_workspace(const AttentionArgs& a) {
-  return a.max_len == 1 ? attn::decode_workspace(a) : attn::work_list_bytes(a.T, a.n_segments);
+  return workspace(a, attn::kSplitShift);
+}
+
+void native_attention(Stream stream, const AttentionArgs& a) {
+  run_attention(stream, a, attn::native_split_shift(a));
+}
+
+size_t native_attention_workspace(const AttentionArgs& a) {
+  return workspace(a, attn::native_split_shift(a));
 }
 
 void attention_delta(Stream stream, const AttentionDeltaArgs& a) {

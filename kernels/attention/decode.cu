@@ -1,6 +1,7 @@
 // Attention forward for segments of one query: decode.
 //
-// A work item is one split (1024 keys) of one (segment, KV head). A persistent CTA holds one or two
+// A work item is one split (1024 keys; native mode: what fills the device) of one (segment, KV
+// head). A persistent CTA holds one or two
 // independent machines: a consumer warpgroup, a producer warp with its ring of K/V tiles, and a
 // publisher warp. Sequences of several splits leave (O, m, l) in the workspace, and whoever
 // finishes a sequence's last split merges all of them in ascending order.
@@ -37,6 +38,7 @@ struct DecodeArgs {
   float* split_o;    // [n_segments, KH, splits, group, Dh]
   float2* split_ml;  // [n_segments, KH, splits, group]: m, l
   int n_segments, H, KH, group, splits;
+  int split_shift;  // log2 of a split's keys
   float c;
   bool past_ready;
 };
@@ -105,10 +107,10 @@ __device__ void for_items(const DecodeArgs& a, int first, int step, F f) {
     item.split = i / a.KH % a.splits;
     item.segment = i / a.KH / a.splits;
     item.context = item.s.len > 0 ? item.s.position + 1 : 0;
-    const int keys = min(item.context - item.split * kSplit, kSplit);
+    const int keys = min(item.context - (item.split << a.split_shift), 1 << a.split_shift);
     if (keys <= 0) continue;
     item.tiles = (keys + kTile - 1) / kTile;
-    item.splits = (item.context + kSplit - 1) / kSplit;
+    item.splits = (item.context + (1 << a.split_shift) - 1) >> a.split_shift;
     f(item);
   }
 }
@@ -125,7 +127,7 @@ __device__ void produce(const Smem<Dh, kMachines>& smem, const KvMaps<kShards>& 
     pages.start(a.pages, item.s.seq, item.context);
     const int newest = item.s.position / kTile;
     const auto load = [&](const CUtensorMap* maps, int j) {
-      const int tile = item.split * kSplitTiles + j;
+      const int tile = ((item.split << a.split_shift) >> kTileShift) + j;
       if (tile == newest) grid_dependency_wait();  // its last key comes from the kernel ahead
       mbar_wait(smem.empty(ring.stage), ring.phase ^ 1);
       load_tile<Dh, true>(smem.tile(ring.stage), maps, smem.full(ring.stage), pages, tile,
@@ -354,7 +356,8 @@ struct Consumer {
     m[0] = m[1] = kMinusInf;
     l = 0.0f;
     const int last = item.tiles - 1;
-    const int live = min(item.context - item.split * kSplit, kSplit) - last * kTile;
+    const int live =
+        min(item.context - (item.split << a.split_shift), 1 << a.split_shift) - last * kTile;
     start_qk();
     wgmma_wait<0>();
     wgmma_keep(s[0]);
@@ -561,21 +564,29 @@ void launch_decode(Stream stream, const AttentionArgs& a, const DecodeArgs& args
                       : launch_decode<Dh, 2, kShards>(stream, a, args);
 }
 
-int splits_of(const AttentionArgs& a) {
-  return static_cast<int>(ceil_div(a.max_context, kSplit));
+int splits_of(const AttentionArgs& a, int shift) {
+  return static_cast<int>(ceil_div(a.max_context, int64_t{1} << shift));
 }
-int64_t split_rows(const AttentionArgs& a) {
-  return int64_t{a.n_segments} * splits_of(a) * a.H;
+int64_t split_rows(const AttentionArgs& a, int shift) {
+  return int64_t{a.n_segments} * splits_of(a, shift) * a.H;
 }
 
 }  // namespace
 
-size_t decode_workspace(const AttentionArgs& a) {
-  return static_cast<size_t>(split_rows(a)) *
+// Two items an SM at 1024 keys of context, if tiles are enough for that; splits of at most 8192.
+int native_split_shift(const AttentionArgs& a) {
+  int shift = kTileShift;
+  while (shift < 13 && (int64_t{a.n_segments} * a.KH * 1024 >> (shift + 1)) >= 2 * sm_count())
+    ++shift;
+  return shift;
+}
+
+size_t decode_workspace(const AttentionArgs& a, int split_shift) {
+  return static_cast<size_t>(split_rows(a, split_shift)) *
          (static_cast<size_t>(a.Dh) * sizeof(float) + sizeof(float2));
 }
 
-void decode(Stream stream, const AttentionArgs& a) {
+void decode(Stream stream, const AttentionArgs& a, int split_shift) {
   const int group = a.H / a.KH;
   require(group <= kMaxGroup, "attention",
           "H/KH = " + std::to_string(group) + ", must be at most 8");
@@ -588,12 +599,13 @@ void decode(Stream stream, const AttentionArgs& a) {
                         a.o,
                         a.lse,
                         split_o,
-                        reinterpret_cast<float2*>(split_o + split_rows(a) * a.Dh),
+                        reinterpret_cast<float2*>(split_o + split_rows(a, split_shift) * a.Dh),
                         a.n_segments,
                         a.H,
                         a.KH,
                         group,
-                        splits_of(a),
+                        splits_of(a, split_shift),
+                        split_shift,
                         exp2_scale(a.scale),
                         a.past_ready};
   const bool local = shards_of(a.cache) == 1;

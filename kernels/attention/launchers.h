@@ -13,8 +13,11 @@ inline float exp2_scale(float scale) {
 }
 
 void prefill(Stream stream, const AttentionArgs& args);
-void decode(Stream stream, const AttentionArgs& args);
-size_t decode_workspace(const AttentionArgs& args);
+// split_shift: log2 of a split's keys. kSplitShift is the rule; others are native mode's.
+inline constexpr int kTileShift = 7, kSplitShift = 10;
+int native_split_shift(const AttentionArgs& args);
+void decode(Stream stream, const AttentionArgs& args, int split_shift);
+size_t decode_workspace(const AttentionArgs& args, int split_shift);
 void backward_dq(Stream stream, const AttentionBwdArgs& args);
 void backward_dkv(Stream stream, const AttentionBwdArgs& args);
 

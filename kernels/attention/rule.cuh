@@ -18,6 +18,7 @@
 
 #include <cstdint>
 
+#include "kernels/attention/launchers.h"
 #include "kernels/common/ptx.cuh"
 #include "kernels/common/vec.cuh"
 #include "kernels/common/wgmma.cuh"
@@ -26,6 +27,7 @@ namespace rlk::cuda::attn {
 
 inline constexpr int kTile = 128;      // keys
 inline constexpr int kSplitTiles = 8;  // 1024 keys
+static_assert(kTile == 1 << kTileShift && kTile * kSplitTiles == 1 << kSplitShift);
 inline constexpr int kSplit = kTile * kSplitTiles;
 inline constexpr float kThreshold = 8.0f;  // exp2 units a tile's maximum may exceed m by
 inline constexpr int kRowBytes = 128;      // of a shared-memory tile: 64 bf16, the swizzle's width

@@ -34,7 +34,7 @@ size_t arena_of(const ModelConfig& m, size_t more) {
 
 EngineRig::EngineRig(const ModelConfig& m, const std::string& backend, uint64_t seed,
                      size_t arena_bytes)
-    : ops(counted(backend_ops(backend), OpsKind::strict)),
+    : ops(counted(backend_ops(backend), backend_ops(backend), OpModule::run)),
       fd_(shm_world_create(1, backend == "cpu" ? arena_of(m, arena_bytes) : size_t{1} << 20)),
       host_(shm_world_open(fd_, 0, kTimeout)),
       rope_(ops) {
@@ -52,9 +52,10 @@ EngineRig::EngineRig(const ModelConfig& m, const std::string& backend, uint64_t 
     ops.init_uniform(
         nullptr, {to, rows, cols, row * t.cols + col, t.cols, rule.key, rule.centre, rule.step});
   });
-  context = {.attention = &ops,
-             .ffn = &ops,
-             .logp = &ops,
+  const Ops& plain = backend_ops(backend);
+  context = {.attention = &counted(plain, plain, OpModule::attention),
+             .ffn = &counted(plain, plain, OpModule::ffn),
+             .logp = &counted(plain, plain, OpModule::logp),
              .stream = nullptr,
              .tp = tp_.get(),
              .config = m,

@@ -151,23 +151,23 @@ class EngineBench {
   }
 
   int by_op(const std::function<void()>& once) {
-    const auto calls_before = op_calls(OpsKind::strict);
+    const auto before = op_counts();
     time_ops();
     once();
     std::vector<std::pair<double, std::string>> ops;
     double sum = 0;
-    for (const auto& [op, s] : op_seconds(OpsKind::strict)) {
-      ops.push_back({s, op});
-      sum += s;
+    auto counts = op_counts();
+    for (const auto& [op, count] : before) counts[op].calls -= count.calls;
+    for (const auto& [op, count] : counts) {
+      if (count.calls > 0) ops.push_back({count.seconds, op});
+      sum += count.seconds;
     }
     std::sort(ops.rbegin(), ops.rend());
-    auto calls = op_calls(OpsKind::strict);
-    for (const auto& [op, n] : calls_before) calls[op] -= n;
-    std::printf("%-20s %8s %10s %6s\n", "op", "calls", "ms", "%");
+    std::printf("%-28s %8s %10s %6s\n", "op", "calls", "ms", "%");
     for (const auto& [s, op] : ops)
-      std::printf("%-20s %8llu %10.3f %6.1f\n", op.c_str(),
-                  static_cast<unsigned long long>(calls[op]), s * 1e3, 100 * s / sum);
-    std::printf("%-20s %8s %10.3f\n", "all ops", "", sum * 1e3);
+      std::printf("%-28s %8llu %10.3f %6.1f\n", op.c_str(),
+                  static_cast<unsigned long long>(counts[op].calls), s * 1e3, 100 * s / sum);
+    std::printf("%-28s %8s %10.3f\n", "all ops", "", sum * 1e3);
     return kExitOk;
   }
 

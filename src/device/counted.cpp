@@ -8,27 +8,40 @@
 namespace rlk {
 namespace {
 
-constexpr int kKinds = 2, kMaxOps = 64;
-Ops targets[kKinds];
-std::array<uint64_t, kMaxOps> calls[kKinds];
-std::array<double, kMaxOps> seconds[kKinds];
-bool timing = false;
+constexpr const char* kModules[] = {"attention", "ffn", "logp", "run"};
+constexpr int kTables = std::size(kModules), kMaxOps = 64;
 
-template <auto Member, int Index, int Kind, class Args>
+struct Counter {
+  bool strict = true;
+  uint64_t calls = 0;
+  double seconds = 0;
+};
+bool timing = false;
+Ops targets[kTables], tables[kTables];
+std::array<Counter, kMaxOps> counters[kTables];
+
+template <auto Member, int Index, int Module, class Args>
 void thunk(Stream stream, const Args& args) {
-  ++calls[Kind][Index];
-  if (!timing) return (targets[Kind].*Member)(stream, args);
-  targets[Kind].synchronize(stream);
+  Counter& counter = counters[Module][Index];
+  const Ops& ops = targets[Module];
+  ++counter.calls;
+  if (!timing) return (ops.*Member)(stream, args);
+  ops.synchronize(stream);
   const auto start = std::chrono::steady_clock::now();
-  (targets[Kind].*Member)(stream, args);
-  targets[Kind].synchronize(stream);
-  seconds[Kind][Index] +=
+  (ops.*Member)(stream, args);
+  ops.synchronize(stream);
+  counter.seconds +=
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 template <auto Member, int Index, class Args>
-void install(void (*Ops::*)(Stream, const Args&), Ops& table, int kind) {
-  table.*Member = kind == 0 ? thunk<Member, Index, 0, Args> : thunk<Member, Index, 1, Args>;
+void install(void (*Ops::*)(Stream, const Args&), const Ops& strict, int module) {
+  constexpr decltype(&thunk<Member, Index, 0, Args>) kThunks[] = {
+      thunk<Member, Index, 0, Args>, thunk<Member, Index, 1, Args>, thunk<Member, Index, 2, Args>,
+      thunk<Member, Index, 3, Args>};
+  static_assert(std::size(kThunks) == kTables);
+  counters[module][Index].strict = targets[module].*Member == strict.*Member;
+  tables[module].*Member = kThunks[module];
 }
 
 constexpr const char* kNames[] = {"gemm",
@@ -67,12 +80,12 @@ constexpr const char* kNames[] = {"gemm",
 
 template <auto... Members>
 struct Table {
-  static void install_all(Ops& table, int kind) {
-    install_each(table, kind, std::make_integer_sequence<int, sizeof...(Members)>());
+  static void install_all(const Ops& strict, int module) {
+    install_each(strict, module, std::make_integer_sequence<int, sizeof...(Members)>());
   }
   template <int... Index>
-  static void install_each(Ops& table, int kind, std::integer_sequence<int, Index...>) {
-    (install<Members, Index>(Members, table, kind), ...);
+  static void install_each(const Ops& strict, int module, std::integer_sequence<int, Index...>) {
+    (install<Members, Index>(Members, strict, module), ...);
   }
   static constexpr size_t size = sizeof...(Members);
 };
@@ -91,30 +104,30 @@ static_assert(AllOps::size == std::size(kNames) && AllOps::size <= kMaxOps);
 
 }  // namespace
 
-const Ops& counted(const Ops& ops, OpsKind kind) {
-  static Ops tables[kKinds];
-  const int k = static_cast<int>(kind);
-  targets[k] = tables[k] = ops;
-  AllOps::install_all(tables[k], k);
-  return tables[k];
+const Ops& counted(const Ops& ops, const Ops& strict, OpModule module) {
+  const int m = static_cast<int>(module);
+  targets[m] = tables[m] = ops;
+  AllOps::install_all(strict, m);
+  return tables[m];
 }
 
-std::map<std::string, uint64_t> op_calls(OpsKind kind) {
-  std::map<std::string, uint64_t> result;
-  for (size_t i = 0; i < AllOps::size; ++i)
-    if (const uint64_t n = calls[static_cast<int>(kind)][i]) result[kNames[i]] = n;
+std::map<std::string, OpCount> op_counts() {
+  std::map<std::string, OpCount> result;
+  for (int m = 0; m < kTables; ++m) {
+    for (size_t i = 0; i < AllOps::size; ++i) {
+      const Counter& c = counters[m][i];
+      if (c.calls == 0) continue;
+      const std::string op = kNames[i];
+      const char* native = op.starts_with("gemm") ? targets[m].native_gemm : targets[m].native;
+      result[std::string(kModules[m]) + "." + op] = {c.strict ? targets[m].backend : native,
+                                                     c.strict, c.calls, c.seconds};
+    }
+  }
   return result;
 }
 
 void time_ops() {
   timing = true;
-}
-
-std::map<std::string, double> op_seconds(OpsKind kind) {
-  std::map<std::string, double> result;
-  for (size_t i = 0; i < AllOps::size; ++i)
-    if (const double s = seconds[static_cast<int>(kind)][i]; s > 0) result[kNames[i]] = s;
-  return result;
 }
 
 }  // namespace rlk

@@ -42,6 +42,7 @@ Facts read_facts(const Json& m) {
   f.verify = either(m, "command", "verify", "run");
   f.cuda = either(m, "backend", "cuda", "cpu");
   f.consistency = either(m, "mode", "consistency", "native");
+  f.traced = json_field<bool>(json_field<Json>(m, "execution", kWhere), "trace_ops", kWhere);
   f.strict_attention = either(modules, "attention", "strict", "native");
   f.strict_ffn = either(modules, "ffn", "strict", "native");
   f.strict_logp = either(modules, "logp", "strict", "native");

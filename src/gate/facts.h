@@ -11,6 +11,7 @@ struct Facts {
   std::string run_id, status, message;
   bool verify = false, cuda = false;
   bool consistency = false;  // --mode
+  bool traced = false;       // --trace-ops
   bool strict_attention = false, strict_ffn = false, strict_logp = false;
   int64_t steps = 0;
   int ranks = 0, engines = 0;

@@ -1,5 +1,6 @@
 // Gates about the run itself: steps, ranks, kernels, graphs, rollout_weights, manifest.
 #include <algorithm>
+#include <map>
 #include <set>
 #include <string_view>
 
@@ -14,24 +15,39 @@ namespace {
 
 // ---- kernels ----------------------------------------------------------------------------------
 
-// Ops of the Ops table that a strict step cannot do without. On every rank, since each runs the
-// forward:
-constexpr const char* kForwardOps[] = {"embedding",     "rms_norm",  "gemm",
-                                       "qk_norm_rope",  "attention", "logprob_stats",
-                                       "logprob_merge", "swiglu"};
+// Ops that a step cannot do without, by module. On every rank, since each runs the forward:
+constexpr const char* kForwardOps[] = {
+    "attention.rms_norm",  "attention.gemm",    "attention.qk_norm_rope",
+    "attention.attention", "ffn.embedding",     "ffn.gemm",
+    "ffn.swiglu",          "logp.rms_norm",     "logp.gemm",
+    "logp.logprob_stats",  "logp.logprob_merge"};
 // and on some rank, since a small batch may leave others without work:
-constexpr const char* kOtherOps[] = {
-    "sample",       "logprob_bwd",     "gemm_dgrad",       "gemm_wgrad",
-    "swiglu_bwd",   "attention_delta", "attention_bwd_dq", "attention_bwd_dkv",
-    "rms_norm_bwd", "rms_norm_wgrad",  "qk_norm_rope_bwd", "embedding_bwd",
-    "adamw"};
+constexpr const char* kOtherOps[] = {"attention.gemm_dgrad",
+                                     "attention.gemm_wgrad",
+                                     "attention.attention_delta",
+                                     "attention.attention_bwd_dq",
+                                     "attention.attention_bwd_dkv",
+                                     "attention.rms_norm_bwd",
+                                     "attention.rms_norm_wgrad",
+                                     "attention.qk_norm_rope_bwd",
+                                     "ffn.gemm_dgrad",
+                                     "ffn.gemm_wgrad",
+                                     "ffn.swiglu_bwd",
+                                     "ffn.embedding_bwd",
+                                     "ffn.adamw",
+                                     "logp.sample",
+                                     "logp.logprob_bwd",
+                                     "logp.gemm_dgrad",
+                                     "logp.gemm_wgrad"};
+// What native mode exists for: served by no strict kernel in a native module.
+constexpr const char* kNativeOps[] = {"attention.gemm", "ffn.gemm", "logp.gemm"};
 
-// Does the mode make this op strict? Ops of no module are strict when all modules are.
+// Does the mode make the op's module strict? What belongs to no module has strict kernels alone.
 bool must_be_strict(std::string_view op, const Facts& facts) {
-  if (op.starts_with("gemm")) return facts.strict_ffn;
-  if (op.starts_with("logprob")) return facts.strict_logp;
-  if (op == "attention" || op.starts_with("attention_bwd")) return facts.strict_attention;
-  return facts.promises_equality();
+  if (op.starts_with("attention.")) return facts.strict_attention;
+  if (op.starts_with("ffn.")) return facts.strict_ffn;
+  if (op.starts_with("logp.")) return facts.strict_logp;
+  return true;
 }
 
 uint64_t calls_of(const RankRecord& rank, const char* op) {
@@ -64,6 +80,14 @@ void check_readback(const RankRecord& rank, const RankRecord& first, const Facts
     }
     counts->strict_ops.insert(name);
     counts->calls += op.calls;
+  }
+  for (const char* name : kNativeOps) {
+    const auto op = rank.ops.find(name);
+    if (op != rank.ops.end() && op->second.strict && !must_be_strict(name, facts))
+      fail(result,
+           std::string(name) + " on rank " + std::to_string(rank.rank) + " ran " +
+               op->second.implementation + ", the mode wants a native kernel",
+           path);
   }
 }
 
@@ -243,7 +267,7 @@ void gate_kernels(const Run& run, GateResult* result) {
     check_readback(rank, ranks.front(), run.facts, &counts, result);
   for (const char* op : kForwardOps) {
     for (const RankRecord& rank : ranks) {
-      if (must_be_strict(op, run.facts) && calls_of(rank, op) == 0)
+      if (calls_of(rank, op) == 0)
         fail(result, std::string(op) + " on rank " + std::to_string(rank.rank) + " never ran",
              RunReader::rank_record_path(rank.rank));
     }
@@ -251,13 +275,7 @@ void gate_kernels(const Run& run, GateResult* result) {
   for (const char* op : kOtherOps) {
     const bool ran = std::any_of(ranks.begin(), ranks.end(),
                                  [&](const RankRecord& rank) { return calls_of(rank, op) > 0; });
-    if (must_be_strict(op, run.facts) && !ran)
-      fail(result, std::string(op) + " never ran on any rank");
-  }
-  if (counts.strict_ops.empty() && result->verdict == Verdict::pass) {
-    result->verdict = Verdict::not_applicable;
-    result->detail = "native mode makes no op strict";
-    return;
+    if (!ran) fail(result, std::string(op) + " never ran on any rank");
   }
   result->figures = {{"strict_ops", counts.strict_ops.size()},
                      {"calls", counts.calls},
@@ -273,7 +291,13 @@ void gate_graphs(const Run& run, GateResult* result) {
     result->detail = "the CPU backend has no graphs";
     return;
   }
-  uint64_t replays = 0;
+  if (run.facts.traced) {
+    result->verdict = Verdict::not_applicable;
+    result->detail = "op traces stop after every op, so no graph is captured";
+    return;
+  }
+  std::map<int64_t, uint64_t> replays;
+  uint64_t all = 0;
   for (int rank = 0; rank < run.facts.ranks; ++rank) {
     const std::string name = "rank " + std::to_string(rank),
                       path = RunReader::rank_record_path(rank);
@@ -286,12 +310,28 @@ void gate_graphs(const Run& run, GateResult* result) {
       if (std::find(graphs->captured.begin(), graphs->captured.end(), size) ==
           graphs->captured.end())
         fail(result, name + " captured no graph for batch size " + std::to_string(size), path);
-    if (graphs->replays == 0) fail(result, name + " replayed no graph", path);
-    replays += graphs->replays;
+    if (graphs->replays.empty()) fail(result, name + " replayed no graph", path);
+    if (graphs->eager_decodes > 0)
+      fail(result,
+           name + " decoded " + std::to_string(graphs->eager_decodes) + " steps without a graph",
+           path);
+    for (const auto& [size, count] : graphs->replays) {
+      if (std::find(graphs->captured.begin(), graphs->captured.end(), size) ==
+          graphs->captured.end())
+        fail(result, name + " replayed batch size " + std::to_string(size) + ", never captured",
+             path);
+      replays[size] += count;
+      all += count;
+    }
   }
-  result->figures = {{"replays", replays}};
+  std::string sizes;
+  for (const auto& [size, count] : replays)
+    sizes +=
+        (sizes.empty() ? "" : ", ") + std::to_string(count) + " of size " + std::to_string(size);
+  result->figures = {{"replays", all}};
   if (result->verdict == Verdict::pass)
-    result->detail = std::to_string(replays) + " replays, every planned size captured";
+    result->detail =
+        "every planned size captured, no decode step without a graph; replays: " + sizes;
 }
 
 void gate_rollout_weights(const Run& run, GateResult* result) {

@@ -91,8 +91,8 @@ void dgrad_row_parallel(const Context& ctx, const Ops& ops, const bf16* dy, cons
 }
 
 // d_x [T, D] f32 of a column-parallel projection, summed over the engine's ranks.
-void dgrad_column_parallel(const Context& ctx, const Ops& ops, const bf16* dy, const bf16* w,
-                           float* dx, int64_t T, int64_t ns, int n) {
+void dgrad_column_parallel(const Context& ctx, const Ops& ops, NativeSum* native, const bf16* dy,
+                           const bf16* w, float* dx, int64_t T, int64_t ns, int n) {
   const int64_t D = ctx.config.D;
   ops.gemm_dgrad(ctx.stream, {.dy = dy,
                               .w = w,
@@ -108,7 +108,9 @@ void dgrad_column_parallel(const Context& ctx, const Ops& ops, const bf16* dy, c
                               .ldw = D,
                               .lddx = D,
                               .out_f32 = true});
-  if (ctx.tp->size() > 1) ctx.tp->tree_reduce(ctx.stream, dx, dx, T * D, true);
+  if (ctx.tp->size() == 1) return;
+  native ? native->add(ctx.stream, dx, T * D)
+         : ctx.tp->tree_reduce(ctx.stream, dx, dx, T * D, true);
 }
 
 void wgrad_row_parallel(const Context& ctx, const Ops& ops, const bf16* dy, const bf16* x,
@@ -216,7 +218,7 @@ void backward_ffn(const Context& ctx, const WeightsView& view, int layer, int64_
                               .fs = m.ffn_slice(),
                               .slices = n});
   trace(ctx, "d_gate_up", layer, a.gate_up, 2 * m.ffn_slice() * 2, view.range);
-  dgrad_column_parallel(ctx, ops, a.gate_up, w.gate_up, b.dy, T, 2 * m.ffn_slice(), n);
+  dgrad_column_parallel(ctx, ops, ctx.ffn_sum, a.gate_up, w.gate_up, b.dy, T, 2 * m.ffn_slice(), n);
   trace(ctx, "d_post_norm", layer, b.dy, m.D * 4, kReplicated);
   wgrad_column_parallel(ctx, ops, a.gate_up, a.y2, grads.layer(Storage::gate_up),
                         n * 2 * m.ffn_slice(), leaves);
@@ -299,7 +301,7 @@ void backward_head(const Context& ctx, const WeightsView& view, const int32_t* i
                                .dlogits = a.logits});
   trace(ctx, "d_logits", -1, a.logits, vs * 2, view.range);
   // b.dy holds R <= T rows here: the compact gradient of the head's input.
-  dgrad_column_parallel(ctx, ops, a.logits, view.head, b.dy, R, vs, n);
+  dgrad_column_parallel(ctx, ops, ctx.logp_sum, a.logits, view.head, b.dy, R, vs, n);
   trace(ctx, "d_final_norm", -1, b.dy, m.D * 4, kReplicated);
   wgrad_column_parallel(ctx, ops, a.logits, a.y, dw_head, n * vs, leaves);
   ops.rms_norm_wgrad(ctx.stream, {.dy = b.dy,
@@ -362,7 +364,7 @@ void backward_layer(const Context& ctx, const WeightsView& view, int layer, cons
                                     .workspace = b.workspace});
   trace(ctx, "d_qkv", layer, b.dqkv, m.qkv_slice() * 2, view.range);
   join_qk_weights(ctx, n, leaves, b, grads.layer(Storage::q_norm), grads.layer(Storage::k_norm));
-  dgrad_column_parallel(ctx, ops, b.dqkv, w.qkv, b.dy, T, m.qkv_slice(), n);
+  dgrad_column_parallel(ctx, ops, ctx.attention_sum, b.dqkv, w.qkv, b.dy, T, m.qkv_slice(), n);
   trace(ctx, "d_input_norm", layer, b.dy, m.D * 4, kReplicated);
   wgrad_column_parallel(ctx, ops, b.dqkv, a.y1, grads.layer(Storage::qkv), n * m.qkv_slice(),
                         leaves);

@@ -101,10 +101,10 @@ void embed(const Context& ctx, const WeightsView& w, const Batch& b, bf16* x) {
   trace(ctx, "embedding", -1, x, ctx.config.D * 2, kReplicated);
 }
 
-void row_parallel(const Context& ctx, const Ops& ops, const bf16* x, const bf16* w, int64_t T,
-                  int64_t ks, int slices, ForwardScratch& scratch) {
+void row_parallel(const Context& ctx, const Ops& ops, NativeSum* native, const bf16* x,
+                  const bf16* w, int64_t T, int64_t ks, int slices, ForwardScratch& scratch) {
   const int64_t N = ctx.config.D;
-  const bool whole = ctx.tp->size() == 1;
+  const bool alone = ctx.tp->size() == 1, whole = alone || native;
   void* y = whole ? static_cast<void*>(scratch.delta) : scratch.partial;
   ops.gemm(ctx.stream, {.x = x,
                         .w = w,
@@ -118,7 +118,10 @@ void row_parallel(const Context& ctx, const Ops& ops, const bf16* x, const bf16*
                         .ldw = ks,
                         .ldy = N,
                         .out_f32 = !whole});
-  if (!whole) ctx.tp->tree_reduce(ctx.stream, scratch.partial, scratch.delta, T * N, false);
+  if (!whole)
+    ctx.tp->tree_reduce(ctx.stream, scratch.partial, scratch.delta, T * N, false);
+  else if (!alone)
+    native->add(ctx.stream, scratch.delta, T * N);
 }
 
 void forward_layer(const Context& ctx, const WeightsView& view, int layer, const Batch& b,
@@ -183,7 +186,7 @@ void forward_layer(const Context& ctx, const WeightsView& view, int layer, const
                      .workspace = scratch.attention_workspace});
   trace(ctx, "attention", layer, a.o, m.attn_slice() * 2, range);
 
-  row_parallel(ctx, attn, a.o, w.o, b.T, m.attn_slice(), n, scratch);
+  row_parallel(ctx, attn, ctx.attention_sum, a.o, w.o, b.T, m.attn_slice(), n, scratch);
   trace(ctx, "o_proj", layer, scratch.delta, m.D * 2, kReplicated);
 
   attn.rms_norm(s, {.x = a.x,
@@ -202,7 +205,7 @@ void forward_layer(const Context& ctx, const WeightsView& view, int layer, const
   ffn.swiglu(s, {.gate_up = a.gate_up, .act = a.act, .T = b.T, .fs = m.ffn_slice(), .slices = n});
   trace(ctx, "swiglu", layer, a.act, m.ffn_slice() * 2, range);
   if (!down) return;
-  row_parallel(ctx, ffn, a.act, w.down, b.T, m.ffn_slice(), n, scratch);
+  row_parallel(ctx, ffn, ctx.ffn_sum, a.act, w.down, b.T, m.ffn_slice(), n, scratch);
   trace(ctx, "down", layer, scratch.delta, m.D * 2, kReplicated);
 }
 

@@ -197,6 +197,14 @@ void Maker::backend() {
   // not depend on it).
   plan_.page_size = plan_.options.backend == Backend::cuda ? 128 : 16;
   if (plan_.options.backend == Backend::cuda && in_.starting) gpus_are_there();
+  const Options& o = plan_.options;
+  const bool strict = o.strict_attention && o.strict_ffn && o.strict_logp;
+  const bool cut = o.topology.tp > 1 || o.topology.rollout_tp > 1;
+  if (o.backend == Backend::cuda && !strict && cut && plan_.ranks_per_gpu > 1)
+    fail(in_.profile->file.string() + ": ranks_per_gpu",
+         std::to_string(plan_.ranks_per_gpu) +
+             " ranks share a GPU, and native modules sum over TP ranks by NCCL, which refuses that",
+         "must be 1, or --tp 1 --rollout-tp 1 with all ranks in --cp and --rollout-cp");
 }
 
 void Maker::gpus_are_there() {

@@ -103,6 +103,7 @@ class Solver {
   void permanent() {
     set("weights.bf16", parameters(std::max(train_, rollout_)) * kBf16);
     if (plan_.options.kl_coef > 0) set("weights.reference", parameters(train_) * kBf16);
+    if (native()) set("weights.native", whole_row_copies() * kBf16);
     set("weights.rope", m_.max_position * m_.Dh * kF32);
     // Gradient, fp32 master and both moments.
     set("optimizer.state", (ceil_div(parameters(train_), t_.cp) + kUnit) * 4 * kF32);
@@ -120,12 +121,32 @@ class Solver {
     set("train.backward", T_ * row + S_ * (2 * q(n) + kv(n) + 2 * stats(n)) + workspace);
   }
 
+  bool native() const {
+    const Options& o = plan_.options;
+    return o.backend == Backend::cuda && !(o.strict_attention && o.strict_ffn && o.strict_logp);
+  }
+  // A native GEMM wants row-parallel weights in whole rows (src/device/cuda/native.cpp): a copy for
+  // each shard that is multiplied with.
+  int64_t whole_row_copies() const {
+    const Options& o = plan_.options;
+    const int64_t slice =
+        ((o.strict_attention ? 0 : m_.attn_slice()) + (o.strict_ffn ? 0 : m_.ffn_slice())) * m_.D;
+    const auto cut = [](int64_t n) { return n > 1 ? n : 0; };
+    const int64_t slices =
+        cut(train_) * (o.kl_coef > 0 ? 2 : 1) + (rollout_ == train_ ? 0 : cut(rollout_));
+    return m_.L * slices * slice;
+  }
+
   void micro_batch() {
     const int64_t rows = plan_.options.max_tokens_per_gpu, R = plan_.max_running;
     set("rollout.activations", std::max(R, rows) * (activations(rollout_, false) + partials()));
     set("rollout.head", R * head(rollout_, t_.rollout_tp, true));
+    // Rows that wait for their merge: R, native: what gives each of 132 machines up to four splits
+    // of a context of one.
+    const int64_t waiting =
+        plan_.options.strict_attention ? R : std::max(R, ceil_div(4 * 132, rollout_ * m_.hkv()));
     set("rollout.attention",
-        R * ceil_div(m_.max_position, kSplit) * rollout_ * m_.hq() * (m_.Dh + 2) * kF32);
+        waiting * ceil_div(m_.max_position, kSplit) * rollout_ * m_.hq() * (m_.Dh + 2) * kF32);
     // An update takes the head's rows subtree by subtree, a leaf at least, and then joins the
     // subtrees' gradients.
     const int64_t leaves = 8 / t_.cp;

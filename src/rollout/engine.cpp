@@ -109,11 +109,14 @@ std::vector<Drawn> RolloutEngine::run(const WeightsView& view, StepRows rows,
   const auto graph = graphs_.lower_bound({rows.T(), rows.limited});
   auto fits = graph;
   while (fits != graphs_.end() && fits->first.second != rows.limited) ++fits;
-  if (!rows.decode || fits == graphs_.end()) return any_->run(view, rows, page_table);
+  if (!rows.decode || fits == graphs_.end()) {
+    eager_decodes_ += rows.decode;
+    return any_->run(view, rows, page_table);
+  }
   const int64_t size = fits->first.first;
   rows.pad(size);
   rows.max_context = static_cast<int32_t>(options_.max_context);
-  ++replays_;
+  ++replays_[size];
   std::vector<Drawn> drawn = fits->second->replay(rows, page_table);
   drawn.resize(n);
   return drawn;

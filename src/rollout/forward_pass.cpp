@@ -111,6 +111,7 @@ void ForwardPass::capture(const WeightsView& view, const StepRows& rows,
                           const std::vector<int32_t>& page_table) {
   RLK_CHECK(!graph_ && !ctx_.trace && rows.decode);
   prepare(rows, page_table);
+  enqueue(view, rows);  // idle rows: loads kernels and lets native libraries make what they keep
   ctx_.ffn->synchronize(ctx_.stream);
   ctx_.ffn->capture_begin(ctx_.stream);
   enqueue(view, rows);

@@ -1,5 +1,6 @@
 #include "records_json.h"
 
+#include <charconv>
 #include <string_view>
 
 #include "rlk/base/error.h"
@@ -48,6 +49,14 @@ Json object_field(const Json& object, const char* key, const std::string& where)
   Json value = json_field<Json>(object, key, where);
   if (!value.is_object()) throw InputError(where, std::string("\"") + key + "\" is no object");
   return value;
+}
+
+int64_t batch_size(const std::string& text, const std::string& where) {
+  int64_t size = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), size);
+  if (error != std::errc() || end != text.data() + text.size() || size < 1)
+    throw InputError(where, "\"" + text.substr(0, 80) + "\" is no batch size");
+  return size;
 }
 
 }  // namespace
@@ -132,9 +141,12 @@ Json to_json(const RankRecord& r) {
   }
   Json graphs;
   if (r.graphs) {
+    Json replays = Json::object();
+    for (const auto& [size, count] : r.graphs->replays) replays[std::to_string(size)] = count;
     graphs = {{"planned", r.graphs->planned},
               {"captured", r.graphs->captured},
-              {"replays", r.graphs->replays}};
+              {"replays", std::move(replays)},
+              {"eager_decodes", r.graphs->eager_decodes}};
   }
   Json memory;
   if (r.memory) memory = {{"planned", r.memory->planned}, {"used", r.memory->used}};
@@ -159,9 +171,14 @@ RankRecord rank_from_json(const Json& json, const std::string& where) {
   }
   const Json graphs = json_field<Json>(json, "graphs", where);
   if (!graphs.is_null()) {
-    r.graphs = GraphReadback{integers(graphs, "planned", where + ": graphs"),
-                             integers(graphs, "captured", where + ": graphs"),
-                             json_field<uint64_t>(graphs, "replays", where + ": graphs")};
+    const std::string place = where + ": graphs";
+    r.graphs = GraphReadback{integers(graphs, "planned", place),
+                             integers(graphs, "captured", place),
+                             {},
+                             json_field<uint64_t>(graphs, "eager_decodes", place)};
+    const Json replays = object_field(graphs, "replays", place);
+    for (const auto& [size, count] : replays.items())
+      r.graphs->replays[batch_size(size, place)] = json_field<uint64_t>(replays, size, place);
   }
   const Json memory = json_field<Json>(json, "memory", where);
   if (!memory.is_null()) {

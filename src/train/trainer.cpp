@@ -494,6 +494,12 @@ UpdateResult Trainer::update(std::vector<Sample>& samples, int first, int count,
   result.optimizer_s = seconds_since(start);
   start = std::chrono::steady_clock::now();
   weights_.sync(*ctx_.ffn, ctx_.stream);
+  for (const Ops* ops : {ctx_.attention, ctx_.ffn}) {
+    if (!ops->weights_changed) continue;
+    ops->weights_changed(ctx_.stream);
+    ops->synchronize(ctx_.stream);
+    break;  // native modules share their copies
+  }
   result.sync_s = seconds_since(start);
   return result;
 }

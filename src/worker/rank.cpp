@@ -24,6 +24,33 @@ void load(Weights& weights, const Ops& ops, const Plan& plan, const std::filesys
     load_weights(weights, ops, dir, plan.model);
 }
 
+const Ops& native_ops(const Plan& plan, [[maybe_unused]] int rank) {
+#ifdef RLK_CUDA
+  if (plan.options.backend == Backend::cuda) return cuda_native_ops(plan.device(rank));
+#endif
+  return cpu_native_ops(plan.options.threads);
+}
+
+// NCCL's sums over a TP group, where a native module has a use for them.
+std::unique_ptr<NativeSum> open_native_sum([[maybe_unused]] const Plan& plan,
+                                           [[maybe_unused]] World& host,
+                                           [[maybe_unused]] const Communicator& tp,
+                                           [[maybe_unused]] const char* name) {
+#ifdef RLK_CUDA
+  const Options& o = plan.options;
+  const bool strict = o.strict_attention && o.strict_ffn && o.strict_logp;
+  if (o.backend == Backend::cuda && !strict && tp.size() > 1)
+    return nccl_sum(*host.group(tp.members(), name));
+#endif
+  return nullptr;
+}
+
+void use_native_sums(Context& ctx, const Options& o, NativeSum* sum) {
+  if (!o.strict_attention) ctx.attention_sum = sum;
+  if (!o.strict_ffn) ctx.ffn_sum = sum;
+  if (!o.strict_logp) ctx.logp_sum = sum;
+}
+
 std::optional<Tokenizer> read_tokenizer(const Plan& plan) {
   if (plan.synthetic) return std::nullopt;
   return Tokenizer(plan.model_root / "tokenizer.json");
@@ -82,13 +109,16 @@ RolloutOptions rollout_options(const Plan& plan) {
 
 OpTables make_op_tables(const Plan& plan, int rank) {
   const Options& o = plan.options;
-  const Ops* strict =
-      &counted(strict_ops(o.backend, plan.device(rank), o.threads), OpsKind::strict);
-  if (o.strict_attention && o.strict_ffn && o.strict_logp) return {strict, strict, strict, strict};
-  if (o.backend == Backend::cuda) throw Error("native mode has no CUDA entries yet");
-  const Ops* native = &counted(cpu_native_ops(o.threads), OpsKind::native);
-  return {strict, o.strict_attention ? strict : native, o.strict_ffn ? strict : native,
-          o.strict_logp ? strict : native};
+  const Ops& strict = strict_ops(o.backend, plan.device(rank), o.threads);
+  const bool all = o.strict_attention && o.strict_ffn && o.strict_logp;
+  const Ops& native = all ? strict : native_ops(plan, rank);
+  return counted_tables(strict, o.strict_attention ? strict : native,
+                        o.strict_ffn ? strict : native, o.strict_logp ? strict : native);
+}
+
+OpTables counted_tables(const Ops& strict, const Ops& attention, const Ops& ffn, const Ops& logp) {
+  return {&counted(strict, strict, OpModule::run), &counted(attention, strict, OpModule::attention),
+          &counted(ffn, strict, OpModule::ffn), &counted(logp, strict, OpModule::logp)};
 }
 
 Rank::Rank(const Plan& p, World& host, const OpTables& tables, std::chrono::milliseconds timeout)
@@ -103,6 +133,8 @@ Rank::Rank(const Plan& p, World& host, const OpTables& tables, std::chrono::mill
       rope(upload_rope(*ops.strict, plan.model)),
       train_tp(world.group(topology().tp_group(index()), "tp")),
       rollout_tp(world.group(topology().rollout_tp_group(index()), "rollout tp")),
+      train_sum(open_native_sum(plan, host_, *train_tp, "tp nccl")),
+      rollout_sum(open_native_sum(plan, host_, *rollout_tp, "rollout tp nccl")),
       weights(plan.model, world, topology(), true) {
   load(weights, *ops.strict, plan, plan.model_root);
   if (plan.options.kl_coef > 0) {
@@ -120,6 +152,8 @@ Rank::Rank(const Plan& p, World& host, const OpTables& tables, std::chrono::mill
                    .trace = trace.get()};
   rollout_context = train_context;
   rollout_context.tp = rollout_tp.get();
+  use_native_sums(train_context, plan.options, train_sum.get());
+  use_native_sums(rollout_context, plan.options, rollout_sum.get());
   if (ops.strict->stream_create) rollout_context.stream = ops.strict->stream_create();
   trainer = std::make_unique<Trainer>(train_context, weights, world, trainer_options(plan));
   engine = std::make_unique<RolloutEngine>(rollout_context, world, rollout_options(plan));

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "rlk/comm/native_sum.h"
 #include "rlk/comm/world.h"
 #include "rlk/data/checkpoint.h"
 #include "rlk/data/prompts.h"
@@ -30,6 +31,8 @@ struct OpTables {
   const Ops* logp;
 };
 OpTables make_op_tables(const Plan&, int rank);
+// The same with every module's calls counted (rlk/device/counted.h).
+OpTables counted_tables(const Ops& strict, const Ops& attention, const Ops& ffn, const Ops& logp);
 
 class Rank {
  public:
@@ -51,6 +54,7 @@ class Rank {
   PromptSet prompts;
   DeviceBuffer rope;
   std::unique_ptr<Communicator> train_tp, rollout_tp;
+  std::unique_ptr<NativeSum> train_sum, rollout_sum;  // null without native modules on several GPUs
   Weights weights;
   std::unique_ptr<Weights> reference;  // null without KL
   std::unique_ptr<OpTrace> trace;      // null unless --trace-ops

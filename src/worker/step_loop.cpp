@@ -197,15 +197,11 @@ class StepLoop {
     record.rank = rank_.index();
     record.pid = ::getpid();
     record.steps = rank_.plan.options.steps;
-    for (const auto& [op, calls] : op_calls(OpsKind::strict))
-      record.ops[op] = {rank_.ops.strict->backend, true, calls, 0};
-    for (const auto& [op, calls] : op_calls(OpsKind::native)) {
-      OpReadback& r = record.ops[op];
-      r = {std::string(rank_.ops.strict->backend) + ".native", false, r.calls + calls, 0};
-    }
+    for (const auto& [op, count] : op_counts())
+      record.ops[op] = {count.implementation, count.strict, count.calls, 0};
     if (rank_.plan.options.backend == Backend::cuda)
       record.graphs = {rank_.engine->graph_sizes(), rank_.engine->captured_sizes(),
-                       rank_.engine->graph_replays()};
+                       rank_.engine->graph_replays(), rank_.engine->eager_decodes()};
     if (rank_.ops.strict->memory_used != nullptr) {
       MemoryReadback& memory = record.memory.emplace();
       for (const auto& [item, bytes] : rank_.plan.memory) memory.planned += bytes;

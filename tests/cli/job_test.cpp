@@ -11,6 +11,7 @@
 
 #include "cli/processes.h"
 #include "cli/run_rlk.h"
+#include "rlk/base/file.h"
 #include "rlk/base/json.h"
 
 namespace {
@@ -160,13 +161,30 @@ TEST_F(Job, NativeModeMeasuresAMismatch) {
   const Json outcome = Json::parse(f.out);
   EXPECT_TRUE(outcome["sealed"]);
   for (const Json& gate : outcome["validation"]["gates"]) {
-    const bool about_strictness = gate["name"] == "kernels" || gate["name"] == "graphs";
-    EXPECT_EQ(gate["verdict"], about_strictness ? "not_applicable" : "pass") << gate;
+    EXPECT_EQ(gate["verdict"], gate["name"] == "graphs" ? "not_applicable" : "pass") << gate;
   }
   std::ifstream metrics(dir("n") + "/metrics.jsonl");
   std::string line;
   ASSERT_TRUE(std::getline(metrics, line));
   EXPECT_GT(Json::parse(line)["mismatch_count"].get<int64_t>(), 0) << line;
+}
+
+TEST_F(Job, EveryModuleGroupPasses) {
+  for (int group = 0; group < 8; ++group) {
+    const std::string name = std::string("M") + (group & 4 ? "1" : "0") + (group & 2 ? "1" : "0") +
+                             (group & 1 ? "1" : "0");
+    const Finished f = verify(name, {"--group", name, "--tp", "2", "--rollout-tp", "1"});
+    EXPECT_EQ(f.code, 0) << name << f.out << f.err;
+    const Json record = Json::parse(read_file(dir(name) + "/evidence/rank-3.json"));
+    const std::pair<const char*, bool> strict[] = {
+        {"attention.gemm", (group & 4) != 0},     {"ffn.gemm", (group & 2) != 0},
+        {"logp.gemm", (group & 1) != 0},          {"attention.attention", (group & 4) != 0},
+        {"logp.logprob_stats", (group & 1) != 0}, {"run.sha256_pieces", true}};
+    for (const auto& [op, is_strict] : strict) {
+      EXPECT_EQ(record["ops"][op]["strict"], is_strict) << name << " " << op;
+      EXPECT_EQ(record["ops"][op]["implementation"], is_strict ? "cpu" : "cpu.native") << name;
+    }
+  }
 }
 
 TEST_F(Job, AFailedGateIsExitThreeAndNoSeal) {

@@ -14,9 +14,11 @@
 #include <cstring>
 #include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "kernels/common/check.h"
+#include "rlk/comm/native_sum.h"
 #include "rlk/comm/world.h"
 #include "rlk/device/ops.h"
 
@@ -63,6 +65,7 @@ void expect(bool ok, const std::string& what) {
 struct Rank {
   const Ops& ops;
   World& world;
+  Communicator& host;
   Stream stream;
   int rank, size;
 
@@ -109,8 +112,11 @@ class Ipc : public ::testing::Test {
         const Ops& ops = cuda_ops(r % devices_);
         const Stream stream = ops.stream_create();
         const auto world = ipc_world_open(*host, size_t{64} << 20, timeout);
-        body({ops, *world, stream, r, ranks});
-        host->group(Rank{ops, *world, stream, r, ranks}.everyone(), "end")->barrier(nullptr);
+        std::vector<int> everyone(static_cast<size_t>(ranks));
+        for (int i = 0; i < ranks; ++i) everyone[static_cast<size_t>(i)] = i;
+        const auto meeting = host->group(everyone, "test");
+        body({ops, *world, *meeting, stream, r, ranks});
+        meeting->barrier(nullptr);
       }));
     }
     std::vector<int> all;
@@ -245,6 +251,36 @@ void pairs_and_peers(const Rank& r) {
   r.ops.synchronize(r.stream);
 }
 
+void nccl_sums(const Rank& r) {
+  const auto group = r.world.group(r.everyone(), "all");
+  const auto sum = nccl_sum(r.host);
+  for (int64_t n : {1, 1000, 1 << 20}) {
+    std::vector<float> mine(static_cast<size_t>(n));
+    std::vector<bf16> half(mine.size());
+    for (size_t i = 0; i < mine.size(); ++i) mine[i] = value_of(r.rank, i, 0);
+    for (size_t i = 0; i < mine.size(); ++i) half[i] = to_bf16(mine[i]);
+    auto* f32 = r.array<float>(n);
+    auto* b16 = r.array<bf16>(n);
+    r.set(f32, mine);
+    r.set(b16, half);
+    r.ops.synchronize(r.stream);
+    r.ops.capture_begin(r.stream);
+    sum->add(r.stream, f32, n);
+    sum->add(r.stream, b16, n);
+    const Graph graph = r.ops.capture_end(r.stream);
+    r.ops.graph_launch(r.stream, graph);
+    const auto got = r.get(f32, n);
+    const auto rounded = r.get(b16, n);
+    for (size_t i = 0; i < got.size(); ++i) {  // two addends: any order
+      expect(got[i] == value_of(0, i, 0) + value_of(1, i, 0), "f32 " + std::to_string(i));
+      expect(rounded[i] == to_bf16(to_float(to_bf16(value_of(0, i, 0))) +
+                                   to_float(to_bf16(value_of(1, i, 0)))),
+             "bf16 " + std::to_string(i));
+    }
+    r.ops.graph_destroy(graph);
+  }
+}
+
 TEST_F(Ipc, TwoRanksGatherAndBroadcast) {
   all_pass(2, gathers);
 }
@@ -263,6 +299,12 @@ TEST_F(Ipc, EightRanksReduceByTheTree) {
 TEST_F(Ipc, CapturedCollectivesReplay) {
   all_pass(8, graphs);
 }
+// NCCL wants a device a rank.
+TEST_F(Ipc, NcclSumsInPlaceAndInReplayedGraphs) {
+  if (devices_ < 2) GTEST_SKIP() << devices_ << " CUDA device, NCCL needs two";
+  all_pass(2, nccl_sums);
+}
+
 TEST_F(Ipc, GroupsAreIndependentAndPeersReadable) {
   all_pass(4, pairs_and_peers);
 }
@@ -288,6 +330,24 @@ TEST_F(Ipc, AnAbsentMemberIsNamed) {
            "message: " + text);
   });
   EXPECT_EQ(all, std::vector<int>({0, 0}));
+}
+
+// A rank that leaves in the middle must not leave the others spinning on the device.
+TEST_F(Ipc, AnAbortEndsDeviceWaitsAtOnce) {
+  const auto all = codes(2, 60s, [](const Rank& r) {
+    const auto group = r.world.group(r.everyone(), "all");
+    if (r.rank == 1) {
+      std::this_thread::sleep_for(200ms);
+      return r.world.abort("rank 1 has enough");
+    }
+    const auto start = std::chrono::steady_clock::now();
+    group->barrier(r.stream);
+    const std::string text = message(r);
+    expect(text.find("rank 0: run aborted") != std::string::npos, "message: " + text);
+    expect(std::chrono::steady_clock::now() - start < 2s, "the wait took longer");
+    std::_Exit(0);  // the meeting at the end is aborted as well
+  });
+  EXPECT_EQ(all, std::vector<int>({0, 1}));
 }
 
 TEST_F(Ipc, DifferentCollectivesAreNamed) {

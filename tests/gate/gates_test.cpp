@@ -394,39 +394,39 @@ const Damage kRankDamage[] = {
      {"ranks"},
      "rank 1 failed in rollout: boom"},
     {"Fallback",
-     [](RunContent& c) { c.ranks[6].ops["swiglu"].fallbacks = 2; },
+     [](RunContent& c) { c.ranks[6].ops["ffn.swiglu"].fallbacks = 2; },
      {},
      {"kernels"},
-     "swiglu on rank 6 fell back 2 times"},
+     "ffn.swiglu on rank 6 fell back 2 times"},
     {"NativeKernelInStrictMode",
      [](RunContent& c) {
-       c.ranks[1].ops["attention"] = {"cudnn", false, 12, 0};
+       c.ranks[1].ops["attention.attention"] = {"cudnn", false, 12, 0};
      },
      {},
      {"kernels"},
-     "attention on rank 1 ran cudnn, which is not strict"},
+     "attention.attention on rank 1 ran cudnn, which is not strict"},
     {"OpNeverCalled",
      [](RunContent& c) {
-       for (auto& r : c.ranks) r.ops["adamw"].calls = 0;
+       for (auto& r : c.ranks) r.ops["ffn.adamw"].calls = 0;
      },
      {},
      {"kernels"},
-     "adamw never ran on any rank"},
+     "ffn.adamw never ran on any rank"},
     {"OpNotCalledOnOneRank",
-     [](RunContent& c) { c.ranks[3].ops["logprob_stats"].calls = 0; },
+     [](RunContent& c) { c.ranks[3].ops["logp.logprob_stats"].calls = 0; },
      {},
      {"kernels"},
-     "logprob_stats on rank 3 never ran"},
+     "logp.logprob_stats on rank 3 never ran"},
     {"OpNotReported",
-     [](RunContent& c) { c.ranks[3].ops.erase("gemm"); },
+     [](RunContent& c) { c.ranks[3].ops.erase("attention.gemm"); },
      {},
      {"kernels"},
-     "gemm on rank 3 never ran"},
+     "attention.gemm on rank 3 never ran"},
     {"OtherImplementationOnOneRank",
-     [](RunContent& c) { c.ranks[3].ops["gemm"].implementation = "cpu.old"; },
+     [](RunContent& c) { c.ranks[3].ops["logp.gemm"].implementation = "cpu.old"; },
      {},
      {"kernels"},
-     "gemm on rank 3 ran cpu.old, rank 0 cpu"},
+     "logp.gemm on rank 3 ran cpu.old, rank 0 cpu"},
 };
 
 const Damage kWeightDamage[] = {
@@ -678,10 +678,10 @@ TEST(NativeMode, MismatchIsMeasuredNotJudged) {
   c.steps[0].samples[0].train_logp[0] -= 0.25f;
   summarise_again(c, 0);
   for (auto& r : c.ranks)
-    for (auto& [name, op] : r.ops) op.strict = false;
+    for (auto& [name, op] : r.ops) op.strict = name.starts_with("run.");
   const Validation v = validate(c);
   EXPECT_TRUE(v.passed()) << to_text(v);
-  EXPECT_EQ(gate(v, "kernels").verdict, Verdict::not_applicable);
+  EXPECT_EQ(gate(v, "kernels").figures["strict_ops"], 1) << "what belongs to no module";
   EXPECT_EQ(gate(v, "logprobs").figures["differ"], 1);
   EXPECT_EQ(gate(v, "logprobs").figures["max_abs"], 0.25);
 
@@ -693,29 +693,49 @@ TEST(NativeMode, MismatchIsMeasuredNotJudged) {
   EXPECT_EQ(failed(validate(c)), (Failed{"logprobs"})) << "unreported mismatch";
 }
 
-TEST(NativeMode, StrictModulesAreStillChecked) {
-  RunContent c = passing_content();
-  c.plan.options.strict_attention = false;
-  for (auto& r : c.ranks)
-    for (const char* name : {"attention", "attention_bwd_dq", "attention_bwd_dkv"})
-      r.ops[name].strict = false;
-  EXPECT_TRUE(validate(c).passed()) << to_text(validate(c));
-  c.ranks[2].ops["gemm"].strict = false;
-  EXPECT_EQ(failed(validate(c)), Failed{"kernels"});
+TEST(NativeMode, EveryGroupChecksItsStrictModulesAndItsNativeOnes) {
+  for (int group = 0; group < 8; ++group) {
+    SCOPED_TRACE("attention, FFN, logp strict: " + std::to_string(group));
+    RunContent c = passing_content();
+    Options& o = c.plan.options;
+    o.strict_attention = (group & 4) != 0;
+    o.strict_ffn = (group & 2) != 0;
+    o.strict_logp = (group & 1) != 0;
+    o.consistency = group == 7;
+    const std::pair<std::string, bool> modules[] = {
+        {"attention", o.strict_attention}, {"ffn", o.strict_ffn}, {"logp", o.strict_logp}};
+    for (const auto& [module, strict] : modules)
+      for (auto& r : c.ranks) r.ops[module + ".gemm"].strict = strict;
+    EXPECT_TRUE(validate(c).passed()) << to_text(validate(c));
+    for (const auto& [module, strict] : modules) {
+      OpReadback& other = c.ranks[2].ops[module + ".gemm"];
+      other.strict = !strict;
+      EXPECT_EQ(failed(validate(c)), Failed{"kernels"}) << module;
+      other.strict = strict;
+    }
+  }
 }
 
-TEST(CudaGates, GraphsMustBeCapturedForPlannedSizesAndReplayed) {
+TEST(CudaGates, GraphsMustBeCapturedForPlannedSizesAndServeEveryDecodeStep) {
   RunContent c = passing_content();
   c.plan.options.backend = Backend::cuda;
   EXPECT_EQ(failed(validate(c)), Failed{"graphs"}) << "no readback at all";
-  for (auto& r : c.ranks) r.graphs = GraphReadback{{1, 2, 4}, {1, 2, 4}, 100};
+  const GraphReadback good{{1, 2, 4}, {1, 2, 4}, {{1, 3}, {4, 100}}, 0};
+  for (auto& r : c.ranks) r.graphs = good;
   EXPECT_TRUE(validate(c).passed()) << to_text(validate(c));
-  c.ranks[3].graphs->captured = {1, 4};
-  EXPECT_EQ(failed(validate(c)), Failed{"graphs"});
-  EXPECT_NE(to_text(validate(c)).find("rank 3 captured no graph for batch size 2"),
-            std::string::npos);
-  c.ranks[3].graphs = GraphReadback{{1, 2, 4}, {1, 2, 4}, 0};
-  EXPECT_NE(to_text(validate(c)).find("rank 3 replayed no graph"), std::string::npos);
+  EXPECT_NE(to_text(validate(c)).find("replays: 24 of size 1, 800 of size 4"), std::string::npos)
+      << to_text(validate(c));
+  const auto expect = [&](const GraphReadback& damaged, const std::string& said) {
+    c.ranks[3].graphs = damaged;
+    EXPECT_EQ(failed(validate(c)), Failed{"graphs"});
+    EXPECT_NE(to_text(validate(c)).find(said), std::string::npos) << to_text(validate(c));
+  };
+  expect({{1, 2, 4}, {1, 4}, {{4, 7}}, 0}, "rank 3 captured no graph for batch size 2");
+  expect({{1, 2, 4}, {1, 2, 4}, {}, 0}, "rank 3 replayed no graph");
+  expect({{1, 2, 4}, {1, 2, 4}, {{4, 7}}, 2}, "rank 3 decoded 2 steps without a graph");
+  expect({{1, 2}, {1, 2}, {{4, 7}}, 0}, "rank 3 replayed batch size 4, never captured");
+  c.plan.options.trace_ops = true;
+  EXPECT_EQ(gate(validate(c), "graphs").verdict, Verdict::not_applicable);
 }
 
 TEST(Gates, FolderThatIsNoRunIsBadInput) {

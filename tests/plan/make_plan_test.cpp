@@ -210,6 +210,25 @@ TEST(Options, ModulesDecideTheModeUnlessItIsGiven) {
       std::string::npos);
 }
 
+// NCCL refuses two ranks on one GPU.
+TEST(Options, NativeSumsOverRanksThatShareAGpuAreRefused) {
+  PlanInputs in = inputs({{"backend", "cuda"}, {"group", "M110"}});
+  in.profile->ranks_per_gpu = 8;
+  EXPECT_NE(defects(in).find("ranks_per_gpu: 8 ranks share a GPU, and native modules sum over TP"),
+            std::string::npos)
+      << defects(in);
+  const auto passes = [&](std::vector<GivenOption> options) {
+    PlanInputs other = inputs(std::move(options));
+    other.profile->ranks_per_gpu = 8;
+    EXPECT_EQ(defects(other), "");
+  };
+  passes({{"backend", "cuda"}, {"group", "M110"}, {"tp", "1"}, {"rollout-tp", "1"}});
+  passes({{"backend", "cuda"}, {"group", "M111"}});
+  passes({{"backend", "cpu"}, {"group", "M110"}});
+  in.profile->ranks_per_gpu = 1;
+  EXPECT_EQ(defects(in), "");
+}
+
 TEST(Options, CudaNeedsTheBuildTheGpusAndTheModels) {
   PlanInputs in = inputs();
   in.profile->requirements.backend = "cuda";

@@ -119,29 +119,21 @@ std::vector<SampleText> make_texts(const Trajectory& t) {
 
 std::map<std::string, OpReadback> strict_ops() {
   std::map<std::string, OpReadback> ops;
-  for (const char* name : {"gemm",
-                           "gemm_dgrad",
-                           "gemm_wgrad",
-                           "embedding",
-                           "embedding_bwd",
-                           "rms_norm",
-                           "rms_norm_bwd",
-                           "rms_norm_wgrad",
-                           "qk_norm_rope",
-                           "qk_norm_rope_bwd",
-                           "swiglu",
-                           "swiglu_bwd",
-                           "attention",
-                           "attention_delta",
-                           "attention_bwd_dq",
-                           "attention_bwd_dkv",
-                           "logprob_stats",
-                           "logprob_merge",
-                           "logprob_bwd",
-                           "sample",
-                           "sample_merge",
-                           "adamw"})
-    ops.emplace(name, OpReadback{"cpu", true, 12, 0});
+  const std::map<std::string, std::vector<std::string>> modules = {
+      {"attention",
+       {"gemm", "gemm_dgrad", "gemm_wgrad", "rms_norm", "rms_norm_bwd", "rms_norm_wgrad",
+        "qk_norm_rope", "qk_norm_rope_bwd", "attention", "attention_delta", "attention_bwd_dq",
+        "attention_bwd_dkv"}},
+      {"ffn",
+       {"gemm", "gemm_dgrad", "gemm_wgrad", "embedding", "embedding_bwd", "swiglu", "swiglu_bwd",
+        "adamw"}},
+      {"logp",
+       {"gemm", "gemm_dgrad", "gemm_wgrad", "rms_norm", "logprob_stats", "logprob_merge",
+        "logprob_bwd", "sample", "sample_merge"}},
+      {"run", {"sha256_pieces"}}};
+  for (const auto& [module, names] : modules)
+    for (const std::string& name : names)
+      ops.emplace(module + "." + name, OpReadback{"cpu", true, 12, 0});
   return ops;
 }
 

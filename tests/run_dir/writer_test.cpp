@@ -102,7 +102,7 @@ TEST(RunWriter, SidecarComesBackBitForBit) {
 TEST(RunWriter, RecordsComeBack) {
   TempDir dir;
   RunContent content = passing_content();
-  content.ranks[3].graphs = GraphReadback{{1, 2, 4}, {1, 2}, 77};
+  content.ranks[3].graphs = GraphReadback{{1, 2, 4}, {1, 2}, {{2, 77}}, 5};
   content.ranks[3].memory = MemoryReadback{1000, 990};
   const RunReader reader(write_run(dir.path(), content));
   const VersionFingerprints v = reader.version(1);
@@ -114,9 +114,10 @@ TEST(RunWriter, RecordsComeBack) {
   EXPECT_EQ(reader.rollout_weights(1).engines, content.rollouts[1].engines);
   const RankRecord r = reader.rank_record(3);
   EXPECT_EQ(r.pid, 1003);
-  EXPECT_EQ(r.ops.at("gemm").calls, 12u);
+  EXPECT_EQ(r.ops.at("ffn.gemm").calls, 12u);
   EXPECT_EQ(r.graphs->captured, (std::vector<int64_t>{1, 2}));
-  EXPECT_EQ(r.graphs->replays, 77u);
+  EXPECT_EQ(r.graphs->replays, (std::map<int64_t, uint64_t>{{2, 77}}));
+  EXPECT_EQ(r.graphs->eager_decodes, 5u);
   EXPECT_EQ(r.memory->planned, 1000u);
   EXPECT_EQ(r.memory->used, 990u);
   EXPECT_FALSE(reader.rank_record(2).memory.has_value());

@@ -10,7 +10,6 @@
 
 #include "comm/fork_ranks.h"
 #include "rlk/base/error.h"
-#include "rlk/device/counted.h"
 #include "rlk/gate/gates.h"
 #include "rlk/plan/make_plan.h"
 #include "rlk/run/compare.h"
@@ -194,8 +193,7 @@ Mutation mutated_gemm(void (*gemm)(Stream, const GemmArgs&)) {
   return {.tables = [gemm](const Plan&, int) {
     static Ops table = cpu_ops(1);
     table.gemm = gemm;
-    const Ops* ops = &counted(table, OpsKind::strict);
-    return OpTables{ops, ops, ops, ops};
+    return counted_tables(table, table, table, table);
   }};
 }
 

@@ -552,6 +552,8 @@ struct RowMapArgs {
 
 struct Ops {
   const char* backend;  // "cpu", "cuda"
+  // What serves the entries of a native table that are not the strict table's own.
+  const char *native = "", *native_gemm = "";
 
   void (*gemm)(Stream, const GemmArgs&);
   void (*gemm_dgrad)(Stream, const GemmDgradArgs&);
@@ -605,6 +607,10 @@ struct Ops {
   void (*synchronize)(Stream);        // waits; throws Error with the device's message
   size_t (*memory_used)() = nullptr;  // bytes of the device in use, by anybody; null on the CPU
 
+  // The weights that gemm and gemm_dgrad read were written: a table that keeps copies renews them.
+  // Null: none is kept.
+  void (*weights_changed)(Stream) = nullptr;
+
   // Streams, page-locked host memory and captured graphs of a device backend; null on the CPU,
   // whose stream is null. Between capture_begin and capture_end the thread's ops on the stream are
   // recorded, not run; nothing may be allocated.
@@ -620,8 +626,10 @@ struct Ops {
 
 // threads: worker threads of this process; the bits do not depend on it.
 const Ops& cpu_ops(int threads);
-// Native mode's entries (src/device/cpu/native.cpp), the strict ones elsewhere.
+// Native mode's entries (native.cpp of each backend), the strict ones elsewhere.
 const Ops& cpu_native_ops(int threads);
-const Ops& cuda_ops(int device);  // only where the binary was built with RLK_CUDA
+// Only where the binary was built with RLK_CUDA.
+const Ops& cuda_ops(int device);
+const Ops& cuda_native_ops(int device);
 
 }  // namespace rlk

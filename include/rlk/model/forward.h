@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "rlk/comm/communicator.h"
+#include "rlk/comm/native_sum.h"
 #include "rlk/device/ops.h"
 #include "rlk/model/trace.h"
 #include "rlk/model/weights.h"
@@ -27,6 +28,8 @@ struct Context {
   ModelConfig config;
   const float* rope;  // [max_position, Dh/2, 2] cos, sin
   Trace* trace;       // null unless --trace-ops
+  // Native modules of several GPUs: their sums over tp. Null: the ordered tree.
+  NativeSum *attention_sum = nullptr, *ffn_sum = nullptr, *logp_sum = nullptr;
 };
 
 // Rows of a forward pass. Device-accessible arrays.
@@ -84,10 +87,10 @@ void forward_layer(const Context&, const WeightsView&, int layer, const Batch&, 
                    const KvPublish&, const bf16* previous, LayerActs& a, ForwardScratch&,
                    bool down = true);
 
-// y = round(partial sums over the engine's ranks): finishes a row-parallel projection of T rows of
-// D.
-void row_parallel(const Context&, const Ops&, const bf16* x, const bf16* w, int64_t T, int64_t ks,
-                  int slices, ForwardScratch&);
+// scratch.delta = round(partial sums over the engine's ranks): a row-parallel projection of T rows
+// of D. `native` may be null.
+void row_parallel(const Context&, const Ops&, NativeSum* native, const bf16* x, const bf16* w,
+                  int64_t T, int64_t ks, int slices, ForwardScratch&);
 
 // rope table, computed on the host in fp64 and rounded once.
 std::vector<float> rope_table(const ModelConfig&, int64_t positions);

@@ -60,10 +60,12 @@ class RolloutEngine {
                                        uint64_t rollout_seed, uint64_t step,
                                        const OnToken& on_token = nullptr);
 
-  // Sizes of decode steps that have a graph (device backends), and how often one was replayed.
+  // Sizes of decode steps that are to have a graph (device backends), those that have one, how
+  // often each was replayed, and decode steps that ran without one.
   std::vector<int64_t> graph_sizes() const;
   std::vector<int64_t> captured_sizes() const;
-  uint64_t graph_replays() const { return replays_; }
+  const std::map<int64_t, uint64_t>& graph_replays() const { return replays_; }
+  uint64_t eager_decodes() const { return eager_decodes_; }
   static int64_t kv_bytes(const ModelConfig&, const RolloutOptions&, int rank);
 
  private:
@@ -83,7 +85,8 @@ class RolloutEngine {
   std::unique_ptr<ForwardPass> any_;  // prefill and mixed steps
   std::map<std::pair<int64_t, bool>, std::unique_ptr<ForwardPass>> graphs_;  // by (rows, limited)
   DeviceBuffer exchange_;
-  uint64_t replays_ = 0;
+  std::map<int64_t, uint64_t> replays_;
+  uint64_t eager_decodes_ = 0;
 };
 
 }  // namespace rlk

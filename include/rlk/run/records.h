@@ -76,14 +76,15 @@ struct RolloutFingerprints {
 
 // What one entry of a rank's Ops table did.
 struct OpReadback {
-  std::string implementation;  // "cpu", "cuda.sm90", "cublaslt"
+  std::string implementation;  // "cpu", "cuda", "cublaslt"
   bool strict = true;
   uint64_t calls = 0, fallbacks = 0;
 };
 
 struct GraphReadback {
   std::vector<int64_t> planned, captured;  // batch sizes
-  uint64_t replays = 0;
+  std::map<int64_t, uint64_t> replays;     // by batch size
+  uint64_t eager_decodes = 0;              // decode steps that ran without a graph
 };
 
 // The memory plan against the device at the end, when every buffer has its final size.
@@ -96,7 +97,7 @@ struct MemoryReadback {
 struct RankRecord {
   int rank = 0;
   int64_t pid = 0, steps = 0;
-  std::map<std::string, OpReadback> ops;  // by the Ops table's names
+  std::map<std::string, OpReadback> ops;  // by "module.op"
   std::optional<GraphReadback> graphs;    // CUDA only
   std::optional<MemoryReadback> memory;   // CUDA only
 };

@@ -7,8 +7,8 @@
 #include <cmath>
 
 #include "../harness.h"
-#include "cublas.h"
 #include "kernels/common/check.h"
+#include "rlk/device/matmul.h"
 
 namespace rlk::bench {
 namespace {
@@ -118,7 +118,15 @@ Case forward(Buffers& b, int64_t T, const Layer& layer, int ranks) {
     }
     return miss;
   };
-  time_beside(c, Matmul::make({T, N, K, false, true, f32}, b.bytes(Matmul::kWorkspace)),
+  time_beside(c,
+              Matmul::make({.M = T,
+                            .N = N,
+                            .K = K,
+                            .a_by_columns = false,
+                            .b_by_columns = true,
+                            .out_f32 = f32,
+                            .alignment = 256},
+                           b.bytes(Matmul::kWorkspace)),
               [=](const Matmul& m, Stream s, int set) { m.run(s, x, w + set * N * K, y); });
   return c;
 }
@@ -145,7 +153,15 @@ Case dgrad(Buffers& b, int64_t T, const Layer& layer) {
     }
     return miss;
   };
-  time_beside(c, Matmul::make({T, K, N, false, false, false}, b.bytes(Matmul::kWorkspace)),
+  time_beside(c,
+              Matmul::make({.M = T,
+                            .N = K,
+                            .K = N,
+                            .a_by_columns = false,
+                            .b_by_columns = false,
+                            .out_f32 = false,
+                            .alignment = 256},
+                           b.bytes(Matmul::kWorkspace)),
               [=](const Matmul& m, Stream s, int) { m.run(s, dy, w, dx); });
   return c;
 }
@@ -174,7 +190,15 @@ Case wgrad(Buffers& b, int64_t T, const Layer& layer) {
     }
     return miss;
   };
-  time_beside(c, Matmul::make({N, K, T, true, false, true}, b.bytes(Matmul::kWorkspace)),
+  time_beside(c,
+              Matmul::make({.M = N,
+                            .N = K,
+                            .K = T,
+                            .a_by_columns = true,
+                            .b_by_columns = false,
+                            .out_f32 = true,
+                            .alignment = 256},
+                           b.bytes(Matmul::kWorkspace)),
               [=](const Matmul& m, Stream s, int) { m.run(s, dy, x, dw); });
   return c;
 }

@@ -99,6 +99,7 @@ const Ops& cpu_native_ops(int threads) {
   static Ops table;
   strict = &cpu_ops(threads);
   table = *strict;
+  table.native = table.native_gemm = "cpu.native";
   table.gemm = native_gemm;
   table.attention = native_attention;
   table.logprob_stats = native_logprob_stats;

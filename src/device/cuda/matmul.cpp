@@ -1,4 +1,4 @@
-#include "cublas.h"
+#include "rlk/device/matmul.h"
 
 #include <cublasLt.h>
 #include <dlfcn.h>
@@ -7,7 +7,7 @@
 
 #include "rlk/base/error.h"
 
-namespace rlk::bench {
+namespace rlk {
 namespace {
 
 struct Library {
@@ -15,6 +15,7 @@ struct Library {
   decltype(&cublasLtMatmulDescCreate) desc_create = nullptr;
   decltype(&cublasLtMatmulDescSetAttribute) desc_set = nullptr;
   decltype(&cublasLtMatrixLayoutCreate) layout_create = nullptr;
+  decltype(&cublasLtMatrixLayoutSetAttribute) layout_set = nullptr;
   decltype(&cublasLtMatmulPreferenceCreate) preference_create = nullptr;
   decltype(&cublasLtMatmulPreferenceSetAttribute) preference_set = nullptr;
   decltype(&cublasLtMatmulAlgoGetHeuristic) heuristic = nullptr;
@@ -43,6 +44,7 @@ const Library* library() {
     find(file, "cublasLtMatmulDescCreate", l->desc_create);
     find(file, "cublasLtMatmulDescSetAttribute", l->desc_set);
     find(file, "cublasLtMatrixLayoutCreate", l->layout_create);
+    find(file, "cublasLtMatrixLayoutSetAttribute", l->layout_set);
     find(file, "cublasLtMatmulPreferenceCreate", l->preference_create);
     find(file, "cublasLtMatmulPreferenceSetAttribute", l->preference_set);
     find(file, "cublasLtMatmulAlgoGetHeuristic", l->heuristic);
@@ -62,15 +64,22 @@ class LtMatmul : public Matmul {
     check(l.desc_create(&desc_, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate");
     set(CUBLASLT_MATMUL_DESC_TRANSA, op_b);
     set(CUBLASLT_MATMUL_DESC_TRANSB, op_a);
-    first_ = s.b_by_columns ? layout(CUDA_R_16BF, s.K, s.N) : layout(CUDA_R_16BF, s.N, s.K);
-    second_ = s.a_by_columns ? layout(CUDA_R_16BF, s.M, s.K) : layout(CUDA_R_16BF, s.K, s.M);
-    out_ = layout(s.out_f32 ? CUDA_R_32F : CUDA_R_16BF, s.N, s.M);
+    first_ = s.b_by_columns ? layout(CUDA_R_16BF, s.K, s.N, s.ldb, s.batch, s.b_stride)
+                            : layout(CUDA_R_16BF, s.N, s.K, s.ldb, s.batch, s.b_stride);
+    second_ = s.a_by_columns ? layout(CUDA_R_16BF, s.M, s.K, s.lda, s.batch, s.a_stride)
+                             : layout(CUDA_R_16BF, s.K, s.M, s.lda, s.batch, s.a_stride);
+    out_ = layout(s.out_f32 ? CUDA_R_32F : CUDA_R_16BF, s.N, s.M, s.ldc, s.batch, s.c_stride);
     cublasLtMatmulPreference_t preference = nullptr;
     check(l.preference_create(&preference), "cublasLtMatmulPreferenceCreate");
-    const size_t bytes = kWorkspace;
-    check(l.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes,
-                           sizeof bytes),
-          "cublasLtMatmulPreferenceSetAttribute");
+    const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
+      check(l.preference_set(preference, attribute, &value, sizeof value),
+            "cublasLtMatmulPreferenceSetAttribute");
+    };
+    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspace);
+    for (auto operand :
+         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+      prefer(operand, static_cast<uint32_t>(s.alignment));
     int found = 0;
     check(
         l.heuristic(l.handle, desc_, first_, second_, out_, out_, preference, 1, &choice_, &found),
@@ -89,11 +98,18 @@ class LtMatmul : public Matmul {
   void set(cublasLtMatmulDescAttributes_t attribute, cublasOperation_t value) {
     check(l_.desc_set(desc_, attribute, &value, sizeof value), "cublasLtMatmulDescSetAttribute");
   }
-  cublasLtMatrixLayout_t layout(cudaDataType_t type, int64_t rows, int64_t columns) {
+  cublasLtMatrixLayout_t layout(cudaDataType_t type, int64_t rows, int64_t columns, int64_t stride,
+                                int32_t batch, int64_t batch_stride) {
     cublasLtMatrixLayout_t made = nullptr;
     check(l_.layout_create(&made, type, static_cast<uint64_t>(rows), static_cast<uint64_t>(columns),
-                           rows),
+                           stride == 0 ? rows : stride),
           "cublasLtMatrixLayoutCreate");
+    if (batch == 1) return made;
+    check(l_.layout_set(made, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch, sizeof batch),
+          "cublasLtMatrixLayoutSetAttribute");
+    check(l_.layout_set(made, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &batch_stride,
+                        sizeof batch_stride),
+          "cublasLtMatrixLayoutSetAttribute");
     return made;
   }
 
@@ -112,4 +128,4 @@ std::shared_ptr<const Matmul> Matmul::make(const MatmulShape& shape, void* works
   return std::make_shared<LtMatmul>(*l, shape, workspace);
 }
 
-}  // namespace rlk::bench
+}  // namespace rlk
