@@ -37,9 +37,11 @@ constexpr size_t group_memory_bytes(int members) {
   return offsetof(GroupMemory, staging) + size_t{kMaxLanes} * 2 * members * kTileBytes;
 }
 
+inline constexpr uint32_t kAborted = 4;  // by the host: no wait failed, all are to end
+
 // First failed wait of this rank. Host memory that the device writes.
 struct WaitFailure {
-  uint32_t set;  // 1: deadline, 2: signatures differ
+  uint32_t set;  // 1: deadline, 2: signatures differ, 3: being written, or kAborted
   uint32_t group, kind, lane, meeting, member, seen_meeting, signature, seen_signature;
 };
 

@@ -1,5 +1,6 @@
 #include "preflight.h"
 
+#include <algorithm>
 #include <optional>
 
 #include "rlk/base/text.h"
@@ -36,18 +37,37 @@ void check_prompts(const Plan& plan, const Tokenizer& tokenizer) {
                          " (--rollout-batch-size)");
 }
 
+std::string processes_text(const GpuInfo& gpu) {
+  std::string text;
+  for (const GpuProcess& p : gpu.processes)
+    text += (text.empty() ? "" : ", ") + std::string("process ") + std::to_string(p.pid) +
+            " computes on it, with " + format_bytes(p.memory_bytes);
+  return text;
+}
+
 // A GPU that somebody computes on would be slow, and might be out of memory at any time.
 void check_gpus(const Plan& plan) {
-  if (plan.options.backend != Backend::cuda || plan.ranks_per_gpu > 1) return;
-  std::vector<Diagnostic> busy;
+  if (plan.options.backend != Backend::cuda) return;
+  std::vector<Diagnostic> defects;
   const GpuHost host = gpu_host();
-  for (int i = 0; i < plan.options.topology.ranks; ++i)
-    for (const GpuProcess& process : host.gpus.at(i).processes)
-      busy.push_back({"GPU " + std::to_string(i),
-                      "process " + std::to_string(process.pid) + " computes on it, with " +
-                          format_bytes(process.memory_bytes),
-                      "rlk wants its GPUs for itself (ranks_per_gpu shares them on purpose)"});
-  if (!busy.empty()) throw InputError(std::move(busy));
+  const int ranks = plan.options.topology.ranks;
+  uint64_t rank_bytes = 0;
+  for (const auto& [item, bytes] : plan.memory) rank_bytes += bytes;
+  for (int first = 0; first < ranks; first += plan.ranks_per_gpu) {
+    const int device = plan.device(first), here = std::min(plan.ranks_per_gpu, ranks - first);
+    const GpuInfo& gpu = host.gpus.at(device);
+    const std::string where = "GPU " + std::to_string(device), busy = processes_text(gpu);
+    if (plan.ranks_per_gpu == 1 && !busy.empty())
+      defects.push_back(
+          {where, busy, "rlk wants its GPUs for itself (ranks_per_gpu shares them on purpose)"});
+    else if (const uint64_t need = here * rank_bytes; gpu.free_bytes < need)
+      defects.push_back({where,
+                         format_bytes(gpu.free_bytes) + " of " + format_bytes(gpu.memory_bytes) +
+                             " are free, its ranks need " + format_bytes(need) +
+                             (busy.empty() ? "" : "; " + busy),
+                         "end the other processes, or take less by --gpu-memory-utilization"});
+  }
+  if (!defects.empty()) throw InputError(std::move(defects));
 }
 
 void check_files(const Plan& plan, std::vector<Diagnostic>& defects) {

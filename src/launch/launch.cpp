@@ -51,8 +51,9 @@ class Launcher final : SubprocessSet::Listener {
  private:
   struct Heard {
     bool ready = false;
-    bool failed = false;  // said so
-    Clock::time_point at;
+    bool failed = false;      // said so
+    Clock::time_point at;     // progress
+    Clock::time_point alive;  // anything
   };
 
   void start() {
@@ -60,7 +61,7 @@ class Launcher final : SubprocessSet::Listener {
     for (int rank = 0; rank < config_.ranks; ++rank) {
       const size_t index = set_.add({config_.binary, worker_argv(config_, rank), {world_.get()}});
       result_.ranks[index].pid = set_.at(index).pid();
-      last_heard_[index].at = Clock::now();
+      last_heard_[index].at = last_heard_[index].alive = Clock::now();
     }
   }
 
@@ -86,13 +87,16 @@ class Launcher final : SubprocessSet::Listener {
       return fail(static_cast<int>(index),
                   "sent a malformed status line: " + std::string(line.substr(0, 200)), false);
     on_message(index, *message);
-    if (index == 0 && config_.on_status && stage_ == Stage::running) config_.on_status(*message);
+    const bool shown = index == 0 && message->type != StatusMessage::Type::alive;
+    if (shown && config_.on_status && stage_ == Stage::running) config_.on_status(*message);
   }
 
   void on_message(size_t index, const StatusMessage& message) {
     RankResult& rank = result_.ranks[index];
     Heard& heard = last_heard_[index];
-    heard.at = Clock::now();
+    heard.alive = Clock::now();
+    if (message.type == StatusMessage::Type::alive) return;
+    heard.at = heard.alive;
     if (message.type == StatusMessage::Type::ready) heard.ready = true;
     if (message.type == StatusMessage::Type::done) rank.done = true;
     if (message.type == StatusMessage::Type::phase ||
@@ -147,11 +151,14 @@ class Launcher final : SubprocessSet::Listener {
 
   Clock::time_point deadline(size_t index) const {
     const Heard& heard = last_heard_[index];
-    return heard.at + (heard.ready ? config_.limits.phase : config_.limits.ready);
+    if (!heard.ready) return heard.at + config_.limits.ready;
+    return std::min(heard.at + config_.limits.phase, heard.alive + config_.limits.silence);
   }
 
   std::string overdue(size_t index) const {
     if (!last_heard_[index].ready) return "not ready within " + seconds(config_.limits.ready);
+    if (Clock::now() >= last_heard_[index].alive + config_.limits.silence)
+      return "no sign of life for " + seconds(config_.limits.silence);
     if (result_.ranks[index].done)
       return "no exit within " + seconds(config_.limits.phase) + " of its end";
     return "no progress within " + seconds(config_.limits.phase);
@@ -234,6 +241,8 @@ LaunchConfig launch_config(const Plan& plan) {
   config.arena_bytes = plan.arena_bytes;
   config.run_id = plan.run_id;
   config.run_dir = plan.run_dir;
+  // Ranks that leave by themselves leave the GPU clean.
+  if (plan.options.backend == Backend::cuda) config.limits.abort_grace = milliseconds(3'000);
   if (plan.options.command ==
       Command::run) {  // thousands of tokens a response, and ranks wait for the longest
     config.limits.phase = milliseconds(1'800'000);

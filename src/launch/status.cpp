@@ -17,11 +17,12 @@ struct TypeName {
   Type type;
   const char* name;
 };
-constexpr std::array<TypeName, 5> kTypes = {{{Type::ready, "ready"},
+constexpr std::array<TypeName, 6> kTypes = {{{Type::ready, "ready"},
                                              {Type::phase, "phase"},
                                              {Type::progress, "progress"},
                                              {Type::failed, "failed"},
-                                             {Type::done, "done"}}};
+                                             {Type::done, "done"},
+                                             {Type::alive, "alive"}}};
 
 void write_all(int fd, std::string_view text) {
   while (!text.empty()) {
@@ -86,11 +87,37 @@ std::optional<StatusMessage> parse_status(std::string_view line) try {
 }
 
 void StatusWriter::send(const StatusMessage& m) {
+  const std::lock_guard lock(mutex_);
+  write(m);
+}
+
+void StatusWriter::write(const StatusMessage& m) {
   write_all(fd_, to_line(m));
+}
+
+StatusWriter::~StatusWriter() {
+  {
+    const std::lock_guard lock(mutex_);
+    left_ = true;
+  }
+  leaving_.notify_all();
+  if (timer_.joinable()) timer_.join();
 }
 
 void StatusWriter::ready() {
   send({Type::ready, {}, "", false});
+  timer_ = std::thread([this] { beat(); });
+}
+
+void StatusWriter::beat() {
+  std::unique_lock lock(mutex_);
+  while (!leaving_.wait_for(lock, kHeartbeat, [this] { return left_; })) {
+    try {
+      write({Type::alive, {}, "", false});
+    } catch (const Error&) {
+      return;  // the launcher is gone; the working thread finds out by itself
+    }
+  }
 }
 
 void StatusWriter::phase(const std::string& name, int64_t step) {

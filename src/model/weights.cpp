@@ -70,7 +70,7 @@ void Weights::fill(const Ops& ops, const TensorFill& write) {
     }
   }
   ops.synchronize(nullptr);
-  all_->barrier(nullptr);  // embedding rows are read from other ranks
+  all_->meet();  // embedding rows are read from other ranks
 }
 
 WeightsView Weights::view(Topology::Range range) const {

@@ -1,5 +1,7 @@
 #include "wiring.h"
 
+#include <algorithm>
+
 #include "rlk/base/error.h"
 #include "rlk/data/checkpoint.h"
 #include "rlk/data/synthetic.h"
@@ -20,7 +22,10 @@ std::unique_ptr<World> open_device_world([[maybe_unused]] Backend backend,
                                          [[maybe_unused]] uint64_t arena_bytes,
                                          [[maybe_unused]] std::chrono::milliseconds timeout) {
 #ifdef RLK_CUDA
-  if (backend == Backend::cuda) return ipc_world_open(host, arena_bytes, timeout);
+  // Ranks meet on the device in lockstep; where they do not, the hosts meet first.
+  constexpr std::chrono::milliseconds kDeviceWait{20'000};
+  if (backend == Backend::cuda)
+    return ipc_world_open(host, arena_bytes, std::min(timeout, kDeviceWait));
 #endif
   return nullptr;
 }

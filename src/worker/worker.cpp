@@ -59,7 +59,9 @@ int worker_main(const std::vector<std::string>& args) {
     // at once, while the device driver's own teardown was seen to hang.
     std::_Exit(kExitOk);
   } catch (const std::exception& e) {
-    const bool secondary = dynamic_cast<const AbortError*>(&e) != nullptr;
+    // Whoever raised the abort flag has reported the failure that came first.
+    const bool secondary =
+        dynamic_cast<const AbortError*>(&e) != nullptr || !world->abort_reason().empty();
     status.failed(e.what(), secondary);
     if (!secondary) RunWriter(plan.run_dir).write_failure(w.rank, status.current_phase(), e.what());
     shm_world_abort(w.world_fd, "rank " + std::to_string(w.rank) + ": " + e.what());

@@ -174,6 +174,14 @@ TEST_F(LaunchTest, HangInAPhaseMeetsTheDeadline) {
   EXPECT_EQ(result.ranks[1].signal, SIGTERM);
 }
 
+// A stopped process sends nothing, whatever its phase may take.
+TEST_F(LaunchTest, ASilentRankIsNamedLongBeforeItsPhaseMayEnd) {
+  LaunchConfig c = config("stopped");
+  c.limits.phase = c.limits.collective = milliseconds(600'000);
+  c.limits.silence = 2 * kHeartbeat;
+  expect_failure(c, "no sign of life for 4 s");
+}
+
 TEST_F(LaunchTest, HangOfAllMeetsTheDeadline) {
   LaunchConfig c = config("all-hang");
   c.limits.phase = milliseconds(300);

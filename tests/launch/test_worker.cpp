@@ -49,6 +49,7 @@ void misbehave(const std::string& mode, StatusWriter& status) {
   }
   if (mode == "kill") raise(SIGKILL);
   if (mode == "hang") hang();
+  if (mode == "stopped") raise(SIGSTOP);
   if (mode == "stubborn") {
     signal(SIGTERM, SIG_IGN);
     hang();

@@ -31,6 +31,10 @@ class Communicator {
 
   virtual void barrier(Stream) = 0;
 
+  // A barrier of the hosts alone, with their longer deadline: where members may come minutes apart.
+  // The device must have finished what others will look at.
+  virtual void meet() { barrier(nullptr); }
+
   // out [size][bytes] = every rank's `bytes` bytes of `in`, in group order. `in` may be the own
   // slot of `out`.
   virtual void all_gather(Stream, const void* in, void* out, size_t bytes) = 0;

@@ -28,11 +28,12 @@ namespace rlk {
 
 struct LaunchLimits {
   std::chrono::milliseconds ready{120'000};  // from the start to `ready`
-  std::chrono::milliseconds phase{600'000};  // between two messages of a rank
+  std::chrono::milliseconds phase{600'000};  // between two messages of a rank, `alive` apart
   std::chrono::milliseconds collective{
       540'000};  // a wait inside a collective; shorter, since its message says more
   std::chrono::milliseconds abort_grace{500};   // abort flag -> TERM
   std::chrono::milliseconds term_grace{3'000};  // TERM -> KILL
+  std::chrono::milliseconds silence{15'000};    // between two messages of any kind
 };
 
 struct LaunchConfig {

@@ -10,21 +10,29 @@
 //   {"type":"failed","phase":"rollout","step":3,"message":"...","secondary":false}
 //   {"type":"done"}                                     finished its work; exit code 0 counts only
 //   after it
+//   {"type":"alive"}                                    the process runs: every kHeartbeat from
+//   `ready` on, by a timer
 //
-// Every message restarts the rank's deadline. So a worker sends `progress` from the loop that does
-// the work, never from a timer. A StatusWriter is used by one thread; it does not own the
-// descriptor.
+// Every other message restarts the rank's deadline. So a worker sends `progress` from the loop that
+// does the work, never from a timer. A StatusWriter is used by one thread beside its own timer; it
+// does not own the descriptor.
 
+#include <chrono>
+#include <condition_variable>
 #include <cstdint>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <thread>
 
 namespace rlk {
 
 // Descriptors that a worker inherits; also named in its arguments.
 inline constexpr int kWorldFd = 3;
 inline constexpr int kStatusFd = 4;
+
+inline constexpr std::chrono::milliseconds kHeartbeat{2'000};
 
 struct Progress {
   std::string phase;
@@ -36,7 +44,7 @@ struct Progress {
 };
 
 struct StatusMessage {
-  enum class Type { ready, phase, progress, failed, done };
+  enum class Type { ready, phase, progress, failed, done, alive };
   Type type = Type::ready;
   Progress progress;       // phase and step: also for `phase` and `failed`
   std::string message;     // failed
@@ -50,8 +58,11 @@ std::optional<StatusMessage> parse_status(std::string_view line);
 class StatusWriter {
  public:
   explicit StatusWriter(int fd) : fd_(fd) {}
+  ~StatusWriter();
+  StatusWriter(const StatusWriter&) = delete;
+  StatusWriter& operator=(const StatusWriter&) = delete;
 
-  void ready();
+  void ready();  // and `alive` from now on
   void phase(const std::string& name, int64_t step);
   void progress(const Progress&);
   void done();
@@ -63,9 +74,16 @@ class StatusWriter {
 
  private:
   void send(const StatusMessage&);  // throws Error when the launcher is gone
+  void beat();
+  void write(const StatusMessage&);  // REQUIRES: mutex_ held
+
   int fd_;
   std::string phase_ = "start";
   int64_t step_ = 0;
+  std::mutex mutex_;
+  std::condition_variable leaving_;
+  bool left_ = false;
+  std::thread timer_;
 };
 
 }  // namespace rlk

@@ -4,8 +4,10 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <string>
+#include <thread>
 
 #include "ipc_memory.h"
 #include "kernels/collective/collective.h"
@@ -57,6 +59,8 @@ std::string read_failure() {
   while (*set == 3) {  // the device is writing the rest
   }
   const WaitFailure& f = *failure_log.record;
+  if (f.set == cuda::kAborted)
+    return "rank " + std::to_string(failure_log.rank) + ": run aborted, device waits given up";
   const int member = failure_log.members[f.group][f.member];
   const std::string place = "rank " + std::to_string(failure_log.rank) + ": " +
                             describe(f.signature) + ", meeting " + std::to_string(f.meeting) +
@@ -72,10 +76,11 @@ std::string read_failure() {
 class IpcCommunicator final : public Communicator {
  public:
   // arena [i]: member i's arena as mapped here.
-  IpcCommunicator(Communicator& host, std::vector<char*> arena, size_t arena_bytes,
+  IpcCommunicator(std::unique_ptr<Communicator> host, std::vector<char*> arena, size_t arena_bytes,
                   uint64_t timeout_ns, int lanes)
-      : Communicator(host.rank(), host.members()),
-        memory_(host, cuda::group_memory_bytes(host.size())),
+      : Communicator(host->rank(), host->members()),
+        host_(std::move(host)),
+        memory_(*host_, cuda::group_memory_bytes(size())),
         arena_(std::move(arena)),
         arena_bytes_(arena_bytes) {
     view_.rank = rank_;
@@ -91,6 +96,8 @@ class IpcCommunicator final : public Communicator {
   void barrier(Stream stream) override {
     if (size() > 1) cuda::collective_barrier(stream, view_);
   }
+
+  void meet() override { host_->barrier(nullptr); }
 
   void all_gather(Stream stream, const void* in, void* out, size_t bytes) override {
     if (size() > 1) return cuda::collective_all_gather(stream, view_, in, out, bytes);
@@ -126,6 +133,7 @@ class IpcCommunicator final : public Communicator {
           "cudaMemcpyAsync");
   }
 
+  std::unique_ptr<Communicator> host_;
   IpcMemory memory_;
   std::vector<char*> arena_;
   size_t arena_bytes_;
@@ -147,9 +155,12 @@ class IpcWorld final : public World {
     std::memset(record, 0, sizeof(WaitFailure));
     failure_log = {static_cast<WaitFailure*>(record), rank_, {}, {}};
     cuda::collective_failure = read_failure;
+    watcher_ = std::thread([this] { watch(); });
   }
 
   ~IpcWorld() override {
+    leaving_ = true;
+    watcher_.join();
     cuda::collective_failure = nullptr;
     (void)cudaFreeHost(failure_log.record);
     failure_log = {};
@@ -171,13 +182,13 @@ class IpcWorld final : public World {
                                       const std::string& name) override {
     const size_t n = members.size();
     RLK_CHECK(n == 1 || n == 2 || n == 4 || n == 8, name, n);
-    const std::unique_ptr<Communicator> meeting = host_.group(members, "ipc " + name);
+    std::unique_ptr<Communicator> meeting = host_.group(members, "ipc " + name);
     failure_log.group.push_back(name);
     failure_log.members.push_back(members);
     std::vector<char*> arena;
     for (int m : members) arena.push_back(static_cast<char*>(arena_.of(m)));
     const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(timeout_).count();
-    return std::make_unique<IpcCommunicator>(*meeting, std::move(arena), arena_.bytes(),
+    return std::make_unique<IpcCommunicator>(std::move(meeting), std::move(arena), arena_.bytes(),
                                              static_cast<uint64_t>(ns), lanes_);
   }
 
@@ -185,6 +196,18 @@ class IpcWorld final : public World {
   std::string abort_reason() const override { return host_.abort_reason(); }
 
  private:
+  // Kernels that wait know nothing of the host's abort flag: they end when a failure is recorded.
+  void watch() {
+    using namespace std::chrono_literals;
+    for (; !leaving_; std::this_thread::sleep_for(20ms)) {
+      if (host_.abort_reason().empty()) continue;
+      uint32_t none = 0;
+      __atomic_compare_exchange_n(&failure_log.record->set, &none, cuda::kAborted, false,
+                                  __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+      return;
+    }
+  }
+
   static std::vector<int> all_ranks(int size) {
     std::vector<int> all(static_cast<size_t>(size));
     for (int r = 0; r < size; ++r) all[static_cast<size_t>(r)] = r;
@@ -216,6 +239,8 @@ class IpcWorld final : public World {
   std::chrono::milliseconds timeout_;
   int lanes_;
   size_t used_ = 0;
+  std::atomic<bool> leaving_ = false;
+  std::thread watcher_;
 };
 
 }  // namespace
