@@ -96,7 +96,7 @@ class Steps {
   int queries_, group_, tile_, head_ = 0, sub_ = 0;
 };
 
-// ---- Producers: warp 0 by TMA, warp 1 the row statistics (strided by H: cp.async) ------------
+// ---- Producers: warp 0 by TMA, warp 1 the row statistics (strided by H) -----------------------
 
 template <int Dh>
 __device__ void produce(const Smem<Dh>& smem, const RowMaps& maps, const DkvArgs& a) {
@@ -160,13 +160,8 @@ __device__ void produce(const Smem<Dh>& smem, const RowMaps& maps, const DkvArgs
 template <int Dh>
 __device__ Item read_item(const Smem<Dh>& smem) {
   const uint32_t at = smem.base + Smem<Dh>::kItem;
-  const float4 raw = ld_shared_float4(at);
-  return {__float_as_int(raw.x),
-          __float_as_int(raw.y),
-          __float_as_int(raw.z),
-          __float_as_int(raw.w),
-          static_cast<int>(ld_shared_u32(at + 16)),
-          static_cast<int>(ld_shared_u32(at + 20))};
+  const int4 low = read_slot(at), high = read_slot(at + 16);
+  return {low.x, low.y, low.z, low.w, high.x, high.y};
 }
 
 template <int Dh>
@@ -178,21 +173,25 @@ __device__ void produce_stats(const Smem<Dh>& smem, const DkvArgs& a) {
     mbar_wait(smem.k_full(), k_phase);
     const Item item = read_item(smem);
     if (item.head < 0) return;
-    __syncwarp();
     if (lane == 0) mbar_arrive(smem.k_empty());
     for (Steps step(item, group); !step.done(); step.next()) {
       const int head = item.head * group + step.head();
+      float lse[kQueries / 32], delta[kQueries / 32];  // on their way while the stage is taken
+#pragma unroll
+      for (int r = 0; r < kQueries / 32; ++r) {
+        const int query = step.query() + r * 32 + lane;
+        const int64_t at = static_cast<int64_t>(item.first_row + query) * a.H + head;
+        lse[r] = query < item.queries ? a.lse[at] : 0.0f;
+        delta[r] = query < item.queries ? a.delta[at] : 0.0f;
+      }
       mbar_wait(smem.q_empty(ring.stage), ring.phase ^ 1);
       const uint32_t to = smem.stats(ring.stage) + lane * 4;
 #pragma unroll
-      for (int r = 0; r < kQueries; r += 32) {
-        const int query = step.query() + r + lane, bytes = query < item.queries ? 4 : 0;
-        const int64_t at =
-            static_cast<int64_t>(item.first_row + min(query, item.queries - 1)) * a.H + head;
-        cp_async_4(to + r * 4, a.lse + at, bytes);
-        cp_async_4(to + (kQueries + r) * 4, a.delta + at, bytes);
+      for (int r = 0; r < kQueries / 32; ++r) {
+        st_shared(to + r * 128, lse[r]);
+        st_shared(to + (kQueries + r * 32) * 4, delta[r]);
       }
-      cp_async_mbar_arrive(smem.q_full(ring.stage));
+      mbar_arrive(smem.q_full(ring.stage));
       ring.advance();
     }
   }
@@ -292,11 +291,8 @@ struct Consumer {
     wgmma_wait<kLast ? 0 : 1>();
     wgmma_keep(dv);
     wgmma_keep(dk);
-    __syncwarp();  // lse and delta, read by every lane
-    if (lane == 0) {
-      mbar_arrive(smem.q_empty(now.stage));
-      mbar_arrive(smem.do_empty(now.stage));
-    }
+    mbar_arrive(smem.q_empty(now.stage));  // by every lane: each has read lse and delta there
+    if (lane == 0) mbar_arrive(smem.do_empty(now.stage));
     now.advance();
     if (!kLast) {
       start_dp();
@@ -348,7 +344,6 @@ __device__ void consume(const Smem<Dh>& smem, const DkvArgs& a) {
   for (uint32_t k_phase = 0;; k_phase ^= 1) {
     mbar_wait(smem.k_full(), k_phase);
     const Item item = read_item(smem);
-    __syncwarp();  // every lane has read it before lane 0 hands the slot back
     if (item.head < 0) return;
     consumer.run_item(item);
   }
@@ -364,7 +359,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     mbar_init(smem.k_empty(), kConsumerWarps + 1);
     for (int s = 0; s < Smem<Dh>::kStages; ++s) {
       mbar_init(smem.q_full(s), 1 + 32);
-      mbar_init(smem.q_empty(s), kConsumerWarps);
+      mbar_init(smem.q_empty(s), kConsumerWarps * 32);
       mbar_init(smem.do_full(s), 1);
       mbar_init(smem.do_empty(s), kConsumerWarps);
     }

@@ -251,14 +251,9 @@ __device__ void consume(const Smem<Dh>& smem, const DqArgs& a) {
   Consumer<Dh> consumer(smem, a);
   for (uint32_t q_phase = 0;; q_phase ^= 1) {
     mbar_wait(smem.q_full(), q_phase);
-    Item item;
-    const float4 raw = ld_shared_float4(smem.base + Smem<Dh>::kItem);
-    item.head = __float_as_int(raw.x);
-    item.len = __float_as_int(raw.y);
-    item.position = __float_as_int(raw.z);
-    item.row = __float_as_int(raw.w);
-    item.input_row = static_cast<int>(ld_shared_u32(smem.base + Smem<Dh>::kItem + 16));
-    __syncwarp();  // every lane has read it before lane 0 hands the slot back
+    const int4 low = read_slot(smem.base + Smem<Dh>::kItem);
+    const int4 high = read_slot(smem.base + Smem<Dh>::kItem + 16);
+    const Item item{low.x, low.y, low.z, low.w, high.x, {}};
     if (item.head < 0) return;
     consumer.run_item(item);
   }

@@ -375,9 +375,7 @@ __device__ void consume(const Smem<Dh>& smem, const PrefillArgs& a) {
   if (consumer.group == 1) bar_arrive(1, kConsumers * 128);  // the first turn is warpgroup 0's
   for (uint32_t q_phase = 0;; q_phase ^= 1) {
     mbar_wait(smem.q_full(), q_phase);
-    const float4 raw = ld_shared_float4(smem.base + Smem<Dh>::kItem);
-    const Item item = __builtin_bit_cast(Item, raw);
-    __syncwarp();  // every lane has read it before lane 0 hands the slot back
+    const Item item = __builtin_bit_cast(Item, read_slot(smem.base + Smem<Dh>::kItem));
     if (item.head < 0) return;
     consumer.run_item(item, a);
   }

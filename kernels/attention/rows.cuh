@@ -1,13 +1,26 @@
 #pragma once
-// A warp's 16 finished rows from the accumulator layout to global memory: through a swizzled patch
-// of its own shared memory, so that every store is 16 bytes and a block's last rows need no other
-// path.
+// What the passes' consumer warps share: the item they are handed, and their 16 finished rows from
+// the accumulator layout to global memory, through a swizzled patch of the warp's own shared
+// memory, so that every store is 16 bytes and a block's last rows need no other path.
 
 #include <cstdint>
 
 #include "kernels/attention/rule.cuh"
 
 namespace rlk::cuda::attn {
+
+// Four words of a slot that lane 0 hands back by its arrival at an mbarrier: lane 0 alone reads
+// them, so nothing but its own order is needed.
+__device__ inline int4 read_slot(uint32_t address) {
+  float4 raw{};
+  if (lane_id() == 0) raw = ld_shared_float4(address);
+  int4 v = __builtin_bit_cast(int4, raw);
+  v.x = __shfl_sync(0xffffffffu, v.x, 0);
+  v.y = __shfl_sync(0xffffffffu, v.y, 0);
+  v.z = __shfl_sync(0xffffffffu, v.z, 0);
+  v.w = __shfl_sync(0xffffffffu, v.w, 0);
+  return v;
+}
 
 template <int Dh>
 inline constexpr int kRowPatchBytes = 16 * Dh * 2;
