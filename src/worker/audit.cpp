@@ -47,24 +47,37 @@ std::vector<Piece> state_pieces(const Rank& rank, int r) {
   return pieces;
 }
 
-// Digest of every piece, hashed by the rank that `pieces_of` gives it to; [rank][piece].
-std::vector<std::vector<Digest>> gather_digests(
-    Rank& rank, const std::function<std::vector<Piece>(int)>& pieces_of,
-    const std::function<const void*(const Piece&, int64_t index)>& data, int64_t element) {
+// A kind of tensors: the pieces that each rank hashes of them, and where this rank has its own.
+struct Source {
+  std::function<std::vector<Piece>(int rank)> pieces_of;
+  std::function<const void*(const Piece&, int64_t index)> data;
+  int64_t element;  // bytes
+};
+using Digests = std::vector<std::vector<Digest>>;  // [rank][piece]
+
+// Digests of every source's pieces, in one call of the device: a piece's hash is a serial chain, so
+// only thousands of pieces at a time keep a GPU busy.
+std::vector<Digests> gather_digests(Rank& rank, const std::vector<Source>& sources) {
   const Ops& ops = *rank.ops.strict;
   const int size = rank.everyone->size();
-  std::vector<int64_t> counts;
-  for (int r = 0; r < size; ++r) counts.push_back(static_cast<int64_t>(pieces_of(r).size()));
-  const int64_t longest = *std::max_element(counts.begin(), counts.end());
+  std::vector<std::vector<int64_t>> counts(size);  // [rank][source]
+  std::vector<int64_t> totals(size);
+  for (int r = 0; r < size; ++r)
+    for (const Source& s : sources) {
+      counts[r].push_back(static_cast<int64_t>(s.pieces_of(r).size()));
+      totals[r] += counts[r].back();
+    }
+  const int64_t longest = *std::max_element(totals.begin(), totals.end());
+  std::vector<Sha256Range> ranges;
+  for (const Source& s : sources) {
+    int64_t index = 0;
+    for (const Piece& piece : s.pieces_of(rank.index()))
+      ranges.push_back(
+          {s.data(piece, index++), piece.count * s.element, static_cast<int64_t>(ranges.size())});
+  }
   DeviceBuffer memory(ops);
   auto* mine =
-      static_cast<uint8_t*>(memory.ensure(std::max<int64_t>(1, counts[rank.index()]) * 32));
-  const std::vector<Piece> pieces = pieces_of(rank.index());
-  std::vector<Sha256Range> ranges;
-  for (size_t i = 0; i < pieces.size(); ++i) {
-    const auto index = static_cast<int64_t>(i);
-    ranges.push_back({data(pieces[i], index), pieces[i].count * element, index});
-  }
+      static_cast<uint8_t*>(memory.ensure(std::max<int64_t>(1, totals[rank.index()]) * 32));
   Upload upload(ops);
   const int64_t at = upload.add(ranges);
   upload.commit(nullptr);
@@ -74,19 +87,22 @@ std::vector<std::vector<Digest>> gather_digests(
                               .piece = kFingerprintPiece,
                               .digest = mine});
   std::vector<Digest> own(longest), gathered(size * longest);
-  ops.copy(nullptr, own.data(), mine, pieces.size() * sizeof(Digest));
+  ops.copy(nullptr, own.data(), mine, ranges.size() * sizeof(Digest));
   ops.synchronize(nullptr);
   rank.everyone->all_gather(nullptr, own.data(), gathered.data(), own.size() * sizeof(Digest));
-  std::vector<std::vector<Digest>> all;
-  for (int r = 0; r < size; ++r)
-    all.emplace_back(gathered.begin() + r * longest, gathered.begin() + r * longest + counts[r]);
+  std::vector<Digests> all(sources.size(), Digests(size));
+  for (int r = 0; r < size; ++r) {
+    auto from = gathered.begin() + r * longest;
+    for (size_t s = 0; s < sources.size(); ++s, from += counts[r][s - 1])
+      all[s][r].assign(from, from + counts[r][s]);
+  }
   return all;
 }
 
 // Joins the pieces of chosen ranks into one digest a tensor.
 std::map<std::string, Digest> join(const Rank& rank, const std::vector<int>& ranks,
                                    const std::function<std::vector<Piece>(int)>& pieces_of,
-                                   const std::vector<std::vector<Digest>>& digests) {
+                                   const Digests& digests) {
   std::map<PieceKey, Digest> all;
   for (int r : ranks) {
     const std::vector<Piece> pieces = pieces_of(r);
@@ -104,15 +120,6 @@ std::map<std::string, Digest> join(const Rank& rank, const std::vector<int>& ran
   return joined;
 }
 
-std::map<std::string, Digest> fingerprint_state(Rank& rank, const float* values) {
-  const auto pieces_of = [&](int r) { return state_pieces(rank, r); };
-  const auto& owned = rank.trainer->optimizer().owned();
-  const auto digests = gather_digests(
-      rank, pieces_of, [&](const Piece&, int64_t i) { return values + owned[i].at; },
-      sizeof(float));
-  return join(rank, rank.everyone->members(), pieces_of, digests);
-}
-
 const void* weight_data(const Rank& rank, const Piece& p) {
   return rank.weights.at(rank.weights.tensors()[p.tensor], p.slice) + p.begin;
 }
@@ -121,25 +128,34 @@ const void* weight_data(const Rank& rank, const Piece& p) {
 
 VersionFingerprints fingerprint_version(Rank& rank, uint64_t version, bool with_state) {
   const Topology& t = rank.topology();
-  const auto pieces_of = [&](int r) {
-    return weight_pieces(rank.weights.tensors(), t.train_slices(r), t.cp_index(r), t.cp);
+  const Optimizer& o = rank.trainer->optimizer();
+  std::vector<Source> sources{
+      {[&](int r) {
+         return weight_pieces(rank.weights.tensors(), t.train_slices(r), t.cp_index(r), t.cp);
+       },
+       [&](const Piece& p, int64_t) { return weight_data(rank, p); }, sizeof(bf16)}};
+  std::vector<std::optional<Digest> TensorFingerprints::*> states;
+  const auto add = [&](const float* values, std::optional<Digest> TensorFingerprints::*member) {
+    states.push_back(member);
+    sources.push_back({[&](int r) { return state_pieces(rank, r); },
+                       [&, values](const Piece&, int64_t i) { return values + o.owned()[i].at; },
+                       sizeof(float)});
   };
-  const auto digests = gather_digests(
-      rank, pieces_of, [&](const Piece& p, int64_t) { return weight_data(rank, p); }, sizeof(bf16));
+  if (with_state) {
+    add(o.gradient(), &TensorFingerprints::gradient);
+    add(o.master(), &TensorFingerprints::master);
+    add(o.exp_avg(), &TensorFingerprints::exp_avg);
+    add(o.exp_avg_sq(), &TensorFingerprints::exp_avg_sq);
+  }
+  const std::vector<Digests> digests = gather_digests(rank, sources);
+  const auto joined = [&](size_t s) {
+    return join(rank, rank.everyone->members(), sources[s].pieces_of, digests[s]);
+  };
   VersionFingerprints result;
   result.version = version;
-  for (const auto& [name, digest] : join(rank, rank.everyone->members(), pieces_of, digests))
-    result.tensors[name].weight = digest;
-  if (!with_state) return result;
-  const Optimizer& o = rank.trainer->optimizer();
-  const std::pair<const float*, std::optional<Digest> TensorFingerprints::*> states[] = {
-      {o.gradient(), &TensorFingerprints::gradient},
-      {o.master(), &TensorFingerprints::master},
-      {o.exp_avg(), &TensorFingerprints::exp_avg},
-      {o.exp_avg_sq(), &TensorFingerprints::exp_avg_sq}};
-  for (const auto& [values, member] : states)
-    for (const auto& [name, digest] : fingerprint_state(rank, values))
-      result.tensors[name].*member = digest;
+  for (const auto& [name, digest] : joined(0)) result.tensors[name].weight = digest;
+  for (size_t s = 0; s < states.size(); ++s)
+    for (const auto& [name, digest] : joined(s + 1)) result.tensors[name].*states[s] = digest;
   return result;
 }
 
@@ -148,8 +164,9 @@ RolloutFingerprints fingerprint_rollout(Rank& rank, int64_t step, uint64_t versi
   const auto pieces_of = [&](int r) {
     return weight_pieces(rank.weights.tensors(), t.rollout_slices(r), 0, 1);
   };
-  const auto digests = gather_digests(
-      rank, pieces_of, [&](const Piece& p, int64_t) { return weight_data(rank, p); }, sizeof(bf16));
+  const Source source{pieces_of, [&](const Piece& p, int64_t) { return weight_data(rank, p); },
+                      sizeof(bf16)};
+  const Digests digests = gather_digests(rank, {source})[0];
   RolloutFingerprints result;
   result.step = step;
   result.version = version;
