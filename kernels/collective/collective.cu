@@ -203,12 +203,41 @@ __global__ void __launch_bounds__(kThreads)
   lane.finish();
 }
 
-// Two meetings a tile: parts of partials to their adders, then sums to everyone.
-template <int Size, bool OutF32>
+// Width neighbouring elements, moved as one word.
+template <int Width>
+struct alignas(4 * Width) Floats {
+  float x[Width];
+};
+template <int Width, bool OutF32>
+struct Sums : Floats<Width> {
+  __device__ void set(int i, float sum) { this->x[i] = sum; }
+};
+template <int Width>
+struct alignas(2 * Width) Sums<Width, false> {
+  uint16_t x[Width];
+  __device__ void set(int i, float sum) { x[i] = static_cast<uint16_t>(round_pair(sum, 0.0f)); }
+};
+
+template <class Word>
+__device__ inline Word load_whole(const Word* p) {
+  if constexpr (sizeof(Word) == 16)
+    return __builtin_bit_cast(Word, __ldcg(reinterpret_cast<const uint4*>(p)));
+  else if constexpr (sizeof(Word) == 8)
+    return __builtin_bit_cast(Word, __ldcg(reinterpret_cast<const uint2*>(p)));
+  else if constexpr (sizeof(Word) == 4)
+    return __builtin_bit_cast(Word, __ldcg(reinterpret_cast<const uint32_t*>(p)));
+  else
+    return __builtin_bit_cast(Word, __ldcg(reinterpret_cast<const uint16_t*>(p)));
+}
+
+// Two meetings a tile: parts of partials to their adders, then sums to everyone. n and tile count
+// words of Width elements.
+template <int Size, int Width, bool OutF32>
 __global__ void __launch_bounds__(kThreads)
-    reduce_parts_kernel(GroupView group, uint32_t signature, const float* partial, void* out,
-                        int64_t n, int64_t tile) {
-  using Sum = typename std::conditional<OutF32, float, uint16_t>::type;
+    reduce_parts_kernel(GroupView group, uint32_t signature, const Floats<Width>* partial,
+                        Sums<Width, OutF32>* out, int64_t n, int64_t tile) {
+  using In = Floats<Width>;
+  using Out = Sums<Width, OutF32>;
   Lane lane(group, signature);
   const int64_t part = tile / Size;
   for (int64_t first = blockIdx.x * tile; first < n; first += gridDim.x * tile) {
@@ -217,7 +246,7 @@ __global__ void __launch_bounds__(kThreads)
     };
     for (int m = 0; m < Size; ++m) {
       if (m == group.rank) continue;
-      float* to = reinterpret_cast<float*>(lane.slot(m, group.rank));
+      In* to = reinterpret_cast<In*>(lane.slot(m, group.rank));
       for (int i = threadIdx.x; i < count_of(m); i += kThreads)
         to[i] = partial[first + m * part + i];
     }
@@ -225,20 +254,33 @@ __global__ void __launch_bounds__(kThreads)
     lane.meet();
     const int64_t own = first + group.rank * part;
     for (int i = threadIdx.x; i < count_of(group.rank); i += kThreads) {
-      const float sum = tree_of<Size>(parts, partial + own, i, group.rank);
-      store_sum<OutF32>(out, own + i, sum);
+      In value[Size];
+#pragma unroll
+      for (int m = 0; m < Size; ++m)
+        value[m] = m == group.rank
+                       ? partial[own + i]
+                       : load_whole(reinterpret_cast<const In*>(parts + m * kTileBytes) + i);
+      Out sum;
+#pragma unroll
+      for (int e = 0; e < Width; ++e) {
+        float element[Size];
+#pragma unroll
+        for (int m = 0; m < Size; ++m) element[m] = value[m].x[e];
+        sum.set(e, aligned_tree<Size>(element));
+      }
+      out[own + i] = sum;
 #pragma unroll
       for (int m = 0; m < Size; ++m) {
-        if (m != group.rank) store_sum<OutF32>(lane.slot(m, group.rank), i, sum);
+        if (m != group.rank) reinterpret_cast<Out*>(lane.slot(m, group.rank))[i] = sum;
       }
     }
     const char* sums = lane.slot(group.rank, 0);
     lane.meet();
     for (int m = 0; m < Size; ++m) {
       if (m == group.rank) continue;
-      const Sum* from = reinterpret_cast<const Sum*>(sums + m * kTileBytes);
-      Sum* to = static_cast<Sum*>(out) + first + m * part;
-      for (int i = threadIdx.x; i < count_of(m); i += kThreads) to[i] = load_fresh(from + i);
+      const Out* from = reinterpret_cast<const Out*>(sums + m * kTileBytes);
+      Out* to = out + first + m * part;
+      for (int i = threadIdx.x; i < count_of(m); i += kThreads) to[i] = load_whole(from + i);
     }
   }
   lane.finish();
@@ -278,17 +320,25 @@ void gather(const char* op, Stream stream, const GroupView& g, uint32_t signatur
   check_launch(op);
 }
 
+template <int Size, int Width, bool OutF32>
+void launch_parts(Stream stream, const GroupView& g, uint32_t signature, const float* partial,
+                  void* out, int64_t n, const Shape& shape) {
+  reduce_parts_kernel<Size, Width, OutF32><<<shape.lanes, kThreads, 0, stream_of(stream)>>>(
+      g, signature, reinterpret_cast<const Floats<Width>*>(partial),
+      static_cast<Sums<Width, OutF32>*>(out), n / Width, shape.tile_bytes / 4 / Width);
+}
+
 template <int Size, bool OutF32>
 void launch_reduce(Stream stream, const GroupView& g, uint32_t signature, const float* partial,
                    void* out, int64_t n) {
   const Shape shape = shape_for(n * 4, g.lanes);
-  const int64_t tile = shape.tile_bytes / 4;
   if (n * 4 <= kOnePhaseBytes)
-    reduce_whole_kernel<Size, OutF32>
-        <<<shape.lanes, kThreads, 0, stream_of(stream)>>>(g, signature, partial, out, n, tile);
+    reduce_whole_kernel<Size, OutF32><<<shape.lanes, kThreads, 0, stream_of(stream)>>>(
+        g, signature, partial, out, n, shape.tile_bytes / 4);
+  else if (n % 4 == 0 && aligned(partial) && aligned(out))
+    launch_parts<Size, 4, OutF32>(stream, g, signature, partial, out, n, shape);
   else
-    reduce_parts_kernel<Size, OutF32>
-        <<<shape.lanes, kThreads, 0, stream_of(stream)>>>(g, signature, partial, out, n, tile);
+    launch_parts<Size, 1, OutF32>(stream, g, signature, partial, out, n, shape);
 }
 
 }  // namespace

@@ -19,7 +19,8 @@
 namespace rlk::cuda {
 
 inline constexpr int kMaxMembers = 8;
-inline constexpr int kMaxLanes = 32;
+inline constexpr int kMaxLanes = 64;             // enough to fill the links
+inline constexpr int kSharedLanes = 32;          // of all ranks of one GPU together
 inline constexpr int64_t kTileBytes = 32 << 10;  // of one member in one slot
 
 enum class Collective : uint32_t { barrier = 1, all_gather, tree_reduce, broadcast };

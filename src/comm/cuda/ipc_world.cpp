@@ -148,7 +148,7 @@ class IpcWorld final : public World {
         everyone_(host.group(all_ranks(host.size()), "ipc")),
         arena_(*everyone_, arena_bytes),
         timeout_(timeout),
-        lanes_(std::max(1, cuda::kMaxLanes / most_ranks_on_a_gpu(*everyone_))) {
+        lanes_(lanes_for(most_ranks_on_a_gpu(*everyone_))) {
     RLK_CHECK(failure_log.record == nullptr, "one world of CUDA ranks a process");
     void* record = nullptr;
     cuda::check(cudaHostAlloc(&record, sizeof(WaitFailure), cudaHostAllocMapped), "cudaHostAlloc");
@@ -231,6 +231,11 @@ class IpcWorld final : public World {
             return std::memcmp(&id, &other, sizeof id) == 0;
           })));
     return most;
+  }
+
+  static int lanes_for(int ranks_on_a_gpu) {
+    if (ranks_on_a_gpu == 1) return cuda::kMaxLanes;
+    return std::max(1, cuda::kSharedLanes / ranks_on_a_gpu);
   }
 
   World& host_;
