@@ -76,6 +76,16 @@ void add_row_cases(std::vector<NamedCase>&);
 void add_logits_cases(std::vector<NamedCase>&);
 void add_optimizer_cases(std::vector<NamedCase>&);
 void add_gemm_cases(std::vector<NamedCase>&);
+void add_attention_cases(std::vector<NamedCase>&);
+
+struct Result {
+  std::string op, shape;
+  double us = 0, gbps = 0, tflops = 0, of_ceiling = 0, library_us = 0;
+};
+
+// Collectives of two GPUs, verified and timed by forked ranks; none where there is one GPU, which
+// it says. Before this process touches CUDA. Throws Error when an output was wrong.
+std::vector<Result> collective_results(const std::string& filter);
 
 // Sets of `bytes` each whose total passes the L2 (60 MB on H100 and H200) several times.
 int sets_of(double bytes);

@@ -26,7 +26,7 @@ const std::map<std::string, std::set<std::string>> kMayUse = {
     {"comm", {"device"}},
     {"comm/cuda", {"comm", "device", "kernels"}},
     {"bench", {"device", "build_info", "rollout", "train", "model", "data", "comm", "profile"}},
-    {"bench/cuda", {"bench", "device", "build_info", "kernels"}},
+    {"bench/cuda", {"bench", "device", "comm", "build_info", "kernels"}},
     {"data", {"profile"}},
     {"model", {"device", "comm", "profile"}},
     {"rollout", {"model", "data", "device", "comm", "profile"}},

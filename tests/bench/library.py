@@ -1,10 +1,14 @@
 """Times of the same work through PyTorch, for `rlk bench`: prints op,shape,us rows with the names the bench uses.
 
-Medians of CUDA-graph replays over rotated inputs that exceed the L2, as in src/bench/cuda/harness.cpp.
+Medians of CUDA-graph replays over rotated inputs that exceed the L2, as in src/bench/cuda/harness.cpp. Attention is
+cuDNN's, matrix-bound work after 200 ms of it. With two GPUs, NCCL's collectives come first.
 """
+import os
 import statistics
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 L2_BYTES = 60e6
 
@@ -35,16 +39,96 @@ def time_us(make, bytes_per_set):
     return statistics.median(times)
 
 
+def emit(op, shape, us):
+    print(f"{op},{shape},{us:.3f}", flush=True)
+
+
 def row(op, shape, make, bytes_per_set):
-    print(f"{op},{shape},{time_us(make, bytes_per_set):.3f}", flush=True)
+    emit(op, shape, time_us(make, bytes_per_set))
+
+
+def steady_us(fn, warm_ms=200.0, measure_ms=100.0):
+    """Of one call, after `warm_ms` of them: matrix work settles at the power limit."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def run(n):
+        start.record()
+        for _ in range(n):
+            fn()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / n
+
+    run(1)
+    once = run(2)
+    run(max(1, int(warm_ms / once)))
+    return run(max(3, int(measure_ms / once))) * 1e3
 
 
 def bf16(*shape):
     return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
 
 
+HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
+
+
+def qkv(b, s):
+    q = bf16(b, s, HEADS, HEAD_DIM).transpose(1, 2)
+    return q, *(bf16(b, s, KV_HEADS, HEAD_DIM).transpose(1, 2) for _ in range(2))
+
+
+def attention():
+    sdpa = F.scaled_dot_product_attention
+    for b, s in ((8, 512), (4, 2048), (2, 8192), (1, 16384)):
+        q, k, v = qkv(b, s)
+        us = steady_us(lambda: sdpa(q, k, v, is_causal=True, enable_gqa=True))
+        for page in (128, 16):
+            emit("attention", f"prefill {b}x{s} pages of {page}", us)
+    for b, s in ((4, 2048), (2, 8192), (1, 16384)):
+        q, k, v = (x.requires_grad_() for x in qkv(b, s))
+        o = sdpa(q, k, v, is_causal=True, enable_gqa=True)
+        g = torch.randn_like(o)
+        emit("attention_bwd", f"{b}x{s}", steady_us(lambda: torch.autograd.grad(o, (q, k, v), g, retain_graph=True)))
+    for b, s in ((8, 1024), (8, 8192), (64, 2048), (1, 8192)):
+        q = bf16(b, HEADS, 1, HEAD_DIM)
+
+        def decode(_, b=b, s=s, q=q):
+            _, k, v = qkv(b, s)
+            return lambda: sdpa(q, k, v, enable_gqa=True)
+        with torch.no_grad():
+            us = time_us(decode, b * s * KV_HEADS * HEAD_DIM * 4)
+        for kind in ("pages of 128", "pages of 16", "pages of 128 not past_ready"):
+            emit("attention", f"decode {b}x{s} {kind}", us)
+
+
+def nccl_rank(rank, port):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", rank=rank, world_size=2)
+    for kib in (8, 64, 1024, 8192):
+        n, calls = kib * 256, 50 if kib <= 1024 else 10
+        x, y = torch.randn(n, device="cuda"), torch.empty(2 * n, device="cuda")
+        for op, shape, call in (
+                ("all_gather", "a rank", lambda: dist.all_gather_into_tensor(y, x)),
+                ("tree_reduce", "to bf16", lambda: dist.all_reduce(x))):
+            call()
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                for _ in range(calls):
+                    call()
+            us = steady_us(graph.replay, 20, 60) / calls
+            if rank == 0:
+                emit(op, f"2 GPUs {kib} KiB {shape}", us)
+    dist.destroy_process_group()
+
+
 def main():
     print("op,shape,us")
+    if torch.cuda.device_count() > 1:
+        torch.multiprocessing.spawn(nccl_rank, args=(29511,), nprocs=2)
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        attention()
     d, f, v = 4096, 12288, 152576
     w = bf16(d)
     for t in (8, 64, 4096):

@@ -210,7 +210,8 @@ Case qk_norm_rope(Buffers& b, int64_t T) {
 
 Case qk_norm_rope_bwd(Buffers& b, int64_t T) {
   Case c;
-  const double bytes = static_cast<double>(T) * kQkvWidth * 2 * 3;
+  const double bytes =
+      static_cast<double>(T) * (3 * kQkvWidth - kKvHeads * kDh) * 2;  // nobody needs v's x
   c.bytes = bytes;
   c.sets = sets_of(bytes);
   QkNormRopeBwdArgs base{};

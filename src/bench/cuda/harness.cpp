@@ -22,17 +22,13 @@ using cuda::stream_of;
 
 constexpr double kReplayMs = 1, kTimedMs = 60;
 
-struct Row {
-  std::string op, shape;
-  double us = 0, gbps = 0, tflops = 0, of_ceiling = 0, library_us = 0;
-};
-
 std::vector<NamedCase> case_list() {
   std::vector<NamedCase> cases;
   add_row_cases(cases);
   add_logits_cases(cases);
   add_optimizer_cases(cases);
   add_gemm_cases(cases);
+  add_attention_cases(cases);
   return cases;
 }
 
@@ -139,7 +135,7 @@ std::string device_line(int device) {
   return text.str();
 }
 
-void print(const Row& r) {
+void print(const Result& r) {
   std::printf("%-20s %-34s %10.2f us", r.op.c_str(), r.shape.c_str(), r.us);
   if (r.tflops > 0) std::printf(" %8.1f TFLOP/s", r.tflops);
   if (r.gbps > 0) std::printf(" %8.1f GB/s %5.2f x copy", r.gbps, r.of_ceiling);
@@ -150,11 +146,11 @@ void print(const Row& r) {
 }
 
 void write_csv(const std::filesystem::path& path, const std::string& device, double ceiling,
-               const std::vector<Row>& rows) {
+               const std::vector<Result>& rows) {
   std::ostringstream text;
   text << "# " << device << ", copy ceiling " << ceiling << " GB/s\n"
        << "op,shape,us,gb_per_s,of_copy,tflop_per_s,library_us\n";
-  for (const Row& r : rows)
+  for (const Result& r : rows)
     text << r.op << ',' << r.shape << ',' << r.us << ',' << r.gbps << ',' << r.of_ceiling << ','
          << r.tflops << ',' << r.library_us << '\n';
   write_file_atomic(path, text.str());
@@ -220,13 +216,18 @@ std::vector<float> floats(const std::vector<bf16>& x) {
 }
 
 int run(const BenchOptions& options) {
+  std::vector<Result> rows = collective_results(options.filter);
   const Ops& ops = cuda_ops(options.device);
   const auto library = read_library(options.library);
+  const auto library_of = [&](Result& r) {
+    if (const auto at = library.find(r.op + "," + r.shape); at != library.end())
+      r.library_us = at->second;
+  };
   const std::string device = device_line(options.device);
   const Stream stream = ops.stream_create();
   const double ceiling = copy_ceiling(ops, stream);
   std::printf("%s\ncopy ceiling (read + write) %.0f GB/s\n", device.c_str(), ceiling);
-  std::vector<Row> rows;
+  for (Result& r : rows) library_of(r), print(r);
   int wrong = 0;
   for (const NamedCase& named : case_list()) {
     const std::string name = named.op + " " + named.shape;
@@ -240,12 +241,11 @@ int run(const BenchOptions& options) {
       ++wrong;
       continue;
     }
-    Row row{named.op, named.shape, time_case(ops, stream, c, c.run)};
+    Result row{named.op, named.shape, time_case(ops, stream, c, c.run)};
     row.gbps = c.bytes / row.us / 1e3;
     row.tflops = c.flops / row.us / 1e6;
     row.of_ceiling = row.gbps / ceiling;
-    if (const auto at = library.find(named.op + "," + named.shape); at != library.end())
-      row.library_us = at->second;
+    library_of(row);
     if (c.library) row.library_us = time_case(ops, stream, c, c.library);
     print(row);
     rows.push_back(row);

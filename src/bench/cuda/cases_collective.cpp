@@ -1,0 +1,193 @@
+// Collectives of two ranks, a GPU each. The ranks are forked before this process touches CUDA; rank
+// 0 reports its times, a graph of calls replayed, median over replays.
+
+#include <cuda_runtime_api.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+
+#include "../harness.h"
+#include "kernels/common/check.h"
+#include "rlk/comm/world.h"
+
+namespace rlk::bench {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr int kRanks = 2;
+constexpr size_t kMostBytes = size_t{8} << 20;
+
+// Runs `body` in a child; what it printed to the pipe, or throws.
+class Child {
+ public:
+  template <class Body>
+  explicit Child(const Body& body) {
+    int ends[2];
+    if (pipe(ends) != 0) throw system_error("pipe");
+    pid_ = fork();
+    if (pid_ < 0) throw system_error("fork");
+    if (pid_ == 0) {
+      int code = 1;
+      std::string text;
+      try {
+        text = body();
+        code = 0;
+      } catch (const std::exception& e) {
+        text = e.what();
+      }
+      const bool written =
+          write(ends[1], text.data(), text.size()) == static_cast<ssize_t>(text.size());
+      _exit(written ? code : 1);
+    }
+    close(ends[1]);
+    out_ = ends[0];
+  }
+  std::string text() {
+    std::string text;
+    char buffer[4096];
+    for (ssize_t n; (n = read(out_, buffer, sizeof buffer)) > 0;)
+      text.append(buffer, static_cast<size_t>(n));
+    close(out_);
+    int status = 0;
+    waitpid(pid_, &status, 0);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
+      throw Error("collectives: a rank failed: " + text);
+    return text;
+  }
+
+ private:
+  pid_t pid_ = 0;
+  int out_ = -1;
+};
+
+float value_of(int rank, int64_t i) {
+  return static_cast<float>((i * 7919 + rank * 104729) % 2039 - 1019) * 0x1p-9f;
+}
+
+struct Bench {
+  const Ops& ops;
+  Communicator& group;
+  Stream stream;
+  float* in;
+  float* out;
+  std::string rows;
+
+  void check_outputs(bool reduced, int64_t n) const {
+    std::vector<float> got(static_cast<size_t>(reduced ? n : n * kRanks));
+    std::vector<bf16> sums(static_cast<size_t>(n));
+    if (reduced) {
+      ops.copy(stream, sums.data(), out, sums.size() * sizeof(bf16));
+      ops.synchronize(stream);
+      got = floats(sums);
+    } else {
+      ops.copy(stream, got.data(), out, got.size() * sizeof(float));
+      ops.synchronize(stream);
+    }
+    for (int64_t i = 0; i < static_cast<int64_t>(got.size()); ++i) {
+      const float want = reduced ? to_float(to_bf16(value_of(0, i) + value_of(1, i)))
+                                 : value_of(static_cast<int>(i / n), i % n);
+      if (got[static_cast<size_t>(i)] != want)
+        throw Error((reduced ? "tree_reduce" : "all_gather") + std::string(": element ") +
+                    std::to_string(i) + " is wrong");
+    }
+  }
+
+  double time(const std::function<void()>& call, int runs) {
+    ops.capture_begin(stream);
+    for (int i = 0; i < runs; ++i) call();
+    const Graph graph = ops.capture_end(stream);
+    std::vector<double> us;
+    for (int i = 0; i < 21; ++i) {
+      group.barrier(stream);
+      ops.synchronize(stream);
+      const auto begin = std::chrono::steady_clock::now();
+      ops.graph_launch(stream, graph);
+      ops.synchronize(stream);
+      const std::chrono::duration<double, std::micro> took =
+          std::chrono::steady_clock::now() - begin;
+      us.push_back(took.count() / runs);
+    }
+    ops.graph_destroy(graph);
+    std::nth_element(us.begin(), us.begin() + 10, us.end());
+    return us[10];
+  }
+
+  void add(const std::string& op, const std::string& shape, double us) {
+    rows += op + "," + shape + "," + std::to_string(us) + "\n";
+  }
+
+  void run() {
+    add("barrier", "2 GPUs", time([&] { group.barrier(stream); }, 50));
+    for (size_t kib : {8, 64, 1024, 8192}) {
+      const size_t bytes = kib << 10;
+      const auto n = static_cast<int64_t>(bytes / sizeof(float));
+      const int runs = bytes > (1 << 20) ? 10 : 50;
+      const std::string size = "2 GPUs " + std::to_string(kib) + " KiB";
+      const auto gather = [&] { group.all_gather(stream, in, out, bytes); };
+      const auto reduce = [&] { group.tree_reduce(stream, in, out, n, false); };
+      gather();
+      check_outputs(false, n);
+      add("all_gather", size + " a rank", time(gather, runs));
+      reduce();
+      check_outputs(true, n);
+      add("tree_reduce", size + " to bf16", time(reduce, runs));
+    }
+  }
+};
+
+std::string rank_main(int fd, int rank) {
+  const auto host = shm_world_open(fd, rank, 60s);
+  const Ops& ops = cuda_ops(rank);
+  const Stream stream = ops.stream_create();
+  const auto world = ipc_world_open(*host, size_t{64} << 20, 20s);
+  const auto group = world->group({0, 1}, "bench");
+  auto* in = static_cast<float*>(ops.alloc(kMostBytes));
+  auto* out = static_cast<float*>(ops.alloc(kMostBytes * kRanks));
+  std::vector<float> mine(kMostBytes / sizeof(float));
+  for (size_t i = 0; i < mine.size(); ++i) mine[i] = value_of(rank, static_cast<int64_t>(i));
+  ops.copy(stream, in, mine.data(), kMostBytes);
+  ops.synchronize(stream);
+  Bench bench{ops, *group, stream, in, out, ""};
+  bench.run();
+  host->group({0, 1}, "end")->barrier(nullptr);
+  return rank == 0 ? bench.rows : "";
+}
+
+int device_count() {
+  return std::stoi(Child([] {
+                     int count = 0;
+                     return std::to_string(cudaGetDeviceCount(&count) == cudaSuccess ? count : 0);
+                   }).text());
+}
+
+}  // namespace
+
+std::vector<Result> collective_results(const std::string& filter) {
+  if (std::string("collectives: barrier, all_gather, tree_reduce 2 GPUs").find(filter) ==
+      std::string::npos)
+    return {};
+  if (device_count() < kRanks) {
+    std::printf("collectives: not run, they need 2 GPUs\n");
+    return {};
+  }
+  const int fd = shm_world_create(kRanks, 1 << 20);
+  std::vector<Child> ranks;
+  for (int r = 0; r < kRanks; ++r) ranks.emplace_back([&] { return rank_main(fd, r); });
+  std::string text;
+  for (Child& rank : ranks) text += rank.text();
+  close(fd);
+  std::vector<Result> rows;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = text.find('\n', at), first = text.find(',', at), last = text.rfind(',', end);
+    rows.push_back({text.substr(at, first - at), text.substr(first + 1, last - first - 1),
+                    std::stod(text.substr(last + 1, end - last - 1))});
+    at = end + 1;
+  }
+  return rows;
+}
+
+}  // namespace rlk::bench
