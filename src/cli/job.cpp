@@ -76,10 +76,9 @@ int job_command(const std::string& command, const Arguments& args) {
   const auto job = read_job_request(command, args);
   if (!job) return kExitOk;  // --help
   const Plan plan = make_plan(job->inputs);
-  const std::string plan_json = plan_to_json(plan);
   if (command != "plan") check_inputs(plan);
   if (command == "plan" || job->dry_run) {
-    fmt::print("{}", job->json ? plan_json : plan_to_text(plan));
+    fmt::print("{}", job->json ? plan_to_json(plan) : plan_to_text(plan));
     return kExitOk;
   }
   if (build_info().dirty && !job->allow_dirty)
@@ -88,7 +87,7 @@ int job_command(const std::string& command, const Arguments& args) {
                "warning)\n");
 
   LaunchConfig config = launch_config(plan);
-  RunWriter writer = RunWriter::create(plan, plan_json, manifest_inputs(plan, config));
+  RunWriter writer = RunWriter::create(plan, manifest_inputs(plan, config));
   if (job->detach && leave_to_background(plan)) return kExitOk;
 
   ProgressPrinter progress(stderr, ::isatty(STDERR_FILENO) == 1);

@@ -93,6 +93,15 @@ void check_readback(const RankRecord& rank, const RankRecord& first, const Facts
 
 // ---- rollout weights ----------------------------------------------------------------------------
 
+// First tensor that only one of two versions has; "" when both have the same.
+std::string other_tensor(const VersionFingerprints& a, const VersionFingerprints& b) {
+  for (const auto& [name, t] : a.tensors)
+    if (!b.tensors.contains(name)) return name;
+  for (const auto& [name, t] : b.tensors)
+    if (!a.tensors.contains(name)) return name;
+  return "";
+}
+
 // First tensor of an engine that is not the version's; "" when none is.
 std::string stale_tensor(const std::map<std::string, Digest>& engine,
                          const VersionFingerprints& version) {
@@ -121,16 +130,8 @@ struct Nested {
   const char* section;
   std::initializer_list<const char*> keys;
 };
+// Of sections that are not plan.json's.
 const Nested kNestedKeys[] = {
-    {"topology", {"ranks", "tp", "cp", "rollout_tp", "rollout_cp", "engines"}},
-    {"sampling",
-     {"temperature", "top_p", "top_k", "max_response_len", "rollout_batch_size",
-      "samples_per_prompt"}},
-    {"seeds", {"seed", "rollout_seed"}},
-    {"algorithm",
-     {"name", "loss_aggregation", "eps_clip", "kl_coef", "kl_estimator", "std_normalization",
-      "global_batch_size", "super_batch_tokens", "lr", "weight_decay", "beta1", "beta2", "adam_eps",
-      "clip_grad"}},
     {"model", {"root", "synthetic", "ref_load", "config", "files"}},
     {"data", {"path", "sha256", "reward"}},
     {"source", {"revision", "dirty"}},
@@ -151,6 +152,20 @@ std::string missing_key(const Json& m) {
       if (!m[nested.section].is_object() || !m[nested.section].contains(key))
         return std::string(nested.section) + "." + key;
   return "";
+}
+
+// What was done must be what was planned.
+void check_plan(const Run& run, const Json& m, GateResult* result) {
+  const std::string text = read_file(run.reader.dir() / "plan.json");
+  if (m["plan_sha256"] != hex(sha256(text.data(), text.size())))
+    fail(result, "plan.json is not what the manifest recorded", "plan.json");
+  const Json plan = parse_json(text, "plan.json");
+  const auto repeats = [&](const char* key) {
+    if (json_field<Json>(plan, key, "plan.json") != m[key])
+      fail(result, std::string(key) + " is not what plan.json says");
+  };
+  for (const char* key : kPlannedIdentity) repeats(key);
+  for (const char* key : kPlannedSections) repeats(key);
 }
 
 void check_inputs(const Json& m, int ranks, GateResult* result) {
@@ -244,8 +259,10 @@ void gate_ranks(const Run& run, GateResult* result) {
       fail(result, "rank " + std::to_string(rank) + " exited with " + std::to_string(code),
            "manifest.json");
   }
+  std::set<std::string> expected;
   for (int rank = 0; rank < run.facts.ranks; ++rank) {
     const std::string name = "rank " + std::to_string(rank);
+    expected.insert(RunReader::rank_record_path(rank));
     if (!exited.contains(rank)) fail(result, name + " has no recorded exit", "manifest.json");
     const RankRecord record = run.reader.rank_record(rank);
     if (record.steps != run.facts.steps)
@@ -254,6 +271,9 @@ void gate_ranks(const Run& run, GateResult* result) {
                std::to_string(run.facts.steps) + " steps",
            RunReader::rank_record_path(rank));
   }
+  for (const std::string& path : run.reader.evidence_files())
+    if (path.starts_with("evidence/") && !expected.contains(path))
+      fail(result, path + " belongs to no rank", path);
   result->figures = {{"ranks", run.facts.ranks}};
   if (result->verdict == Verdict::pass)
     result->detail = std::to_string(run.facts.ranks) + " ranks ended by themselves, exit code 0";
@@ -336,11 +356,11 @@ void gate_graphs(const Run& run, GateResult* result) {
 
 void gate_rollout_weights(const Run& run, GateResult* result) {
   int64_t compared = 0;
+  VersionFingerprints version = run.reader.version(0);
   for (int64_t step = 0; step < run.facts.steps; ++step) {
     const std::string path = RunReader::rollout_weights_path(step);
     const std::string prefix = "step " + std::to_string(step) + ": ";
     const RolloutFingerprints rollout = run.reader.rollout_weights(step);
-    const VersionFingerprints version = run.reader.version(static_cast<uint64_t>(step));
     if (rollout.version != version.version)
       fail(result, prefix + "engines claim version " + std::to_string(rollout.version), path);
     if (rollout.engines.size() != static_cast<size_t>(run.facts.engines))
@@ -353,6 +373,12 @@ void gate_rollout_weights(const Run& run, GateResult* result) {
       if (!stale.empty()) fail(result, prefix + "engine " + std::to_string(e) + ": " + stale, path);
       compared += static_cast<int64_t>(rollout.engines[e].size());
     }
+    VersionFingerprints next = run.reader.version(version.version + 1);
+    const std::string other = other_tensor(version, next);
+    if (!other.empty())
+      fail(result, prefix + "versions before and after differ in having " + other,
+           RunReader::version_path(next.version));
+    version = std::move(next);
   }
   result->figures = {{"fingerprints", compared}};
   if (result->verdict == Verdict::pass)
@@ -368,8 +394,7 @@ void gate_manifest(const Run& run, GateResult* result) {
     fail(result, "schema is " + manifest["schema"].dump());
   if (manifest["digest"] != manifest_digest(manifest))
     fail(result, "digest does not match: the manifest was edited");
-  if (manifest["plan_sha256"] != hex(sha256_file(run.reader.dir() / "plan.json")))
-    fail(result, "plan.json is not what the manifest recorded", "plan.json");
+  check_plan(run, manifest, result);
   check_inputs(manifest, run.facts.ranks, result);
   check_files(run.reader, manifest["files"], result);
   if (result->verdict == Verdict::pass)

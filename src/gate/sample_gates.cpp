@@ -34,6 +34,11 @@ constexpr const char* kMetricKeys[] = {"step",
                                        "tokens_per_second"};
 constexpr const char* kUpdateKeys[] = {"loss",          "policy_loss", "kl",
                                        "clip_fraction", "grad_norm",   "lr"};
+constexpr const char* kUpdateMeans[] = {"loss", "policy_loss", "kl", "grad_norm", "lr"};
+// Keys that follow from the step's samples.
+constexpr const char* kSampleKeys[] = {
+    "samples",           "prompt_tokens",    "response_tokens", "reward_mean",   "reward_std",
+    "response_len_mean", "response_len_max", "truncated_ratio", "advantage_min", "advantage_max"};
 constexpr const char* kStageKeys[] = {"rollout",   "sync",  "score", "train",
                                       "optimizer", "audit", "step"};
 
@@ -49,6 +54,10 @@ std::string bad_number(const Json& object, const char* const (&keys)[N]) {
   return "";
 }
 
+bool same_double(double a, const Json& b) {
+  return b.is_number() && std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b.get<double>());
+}
+
 std::string bad_line(const Json& line) {
   if (const std::string bad = bad_number(line, kMetricKeys); !bad.empty()) return bad;
   if (!line.contains("updates") || !line["updates"].is_array() || line["updates"].empty())
@@ -56,6 +65,12 @@ std::string bad_line(const Json& line) {
   for (size_t i = 0; i < line["updates"].size(); ++i) {
     const std::string bad = bad_number(line["updates"][i], kUpdateKeys);
     if (!bad.empty()) return "updates." + std::to_string(i) + "." + bad;
+  }
+  for (const char* key : kUpdateMeans) {
+    double sum = 0;
+    for (const Json& update : line["updates"]) sum += update[key].get<double>();
+    if (!same_double(sum / static_cast<double>(line["updates"].size()), line[key]))
+      return std::string(key) + " is not the mean over the updates";
   }
   if (!line.contains("seconds")) return "seconds is missing";
   const std::string bad = bad_number(line["seconds"], kStageKeys);
@@ -90,10 +105,6 @@ std::string first_bad_pair(const Trajectory& t, bool equality) {
     }
   }
   return "";
-}
-
-bool same_double(double a, const Json& b) {
-  return b.is_number() && std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b.get<double>());
 }
 
 // ---- samples ----------------------------------------------------------------------------------
@@ -144,6 +155,22 @@ std::string bad_texts(const std::vector<Json>& texts, const Trajectory& t) {
     if (!same_double(s.reward, json_field<Json>(texts[i], "reward", where)) ||
         !same_double(s.advantage, json_field<Json>(texts[i], "advantage", where)))
       return where + " has another reward or advantage than the sidecar";
+    if (json_field<bool>(texts[i], "truncated", where) != s.truncated)
+      return where + " is truncated in one of text and sidecar";
+  }
+  return "";
+}
+
+// What the metrics say of the samples must be what the sidecar's samples say.
+std::string bad_report(const std::vector<Json>& metrics, const StepMetrics& m) {
+  if (static_cast<size_t>(m.step) >= metrics.size()) return "no line in metrics.jsonl";
+  const Json& line = metrics[static_cast<size_t>(m.step)];
+  const Json expected = to_json(m);
+  for (const char* key : kSampleKeys) {
+    const Json reported = json_field<Json>(line, key, "metrics.jsonl");
+    if (!reported.is_number() || !same_double(expected[key].get<double>(), reported))
+      return std::string(key) + " is " + reported.dump() + ", by the sidecar " +
+             expected[key].dump();
   }
   return "";
 }
@@ -217,13 +244,8 @@ void gate_samples(const Run& run, GateResult* result) {
     const StepMetrics m = summarise(t);
     samples += m.samples;
     tokens += m.response_tokens;
-    const auto reported = [&](const char* key) {
-      return json_field<int64_t>(metrics.at(static_cast<size_t>(step)), key, "metrics.jsonl");
-    };
-    if (static_cast<size_t>(step) >= metrics.size() || reported("samples") != m.samples ||
-        reported("response_tokens") != m.response_tokens)
-      fail(result, prefix + "metrics count other samples or tokens than the sidecar",
-           "metrics.jsonl");
+    const std::string misreported = bad_report(metrics, m);
+    if (!misreported.empty()) fail(result, prefix + misreported, "metrics.jsonl");
   }
   result->figures = {{"samples", samples}, {"response_tokens", tokens}};
   if (result->verdict == Verdict::pass)

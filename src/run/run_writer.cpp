@@ -69,8 +69,7 @@ Json evidence_hashes(const std::filesystem::path& dir) {
 
 }  // namespace
 
-RunWriter RunWriter::create(const Plan& plan, const std::string& plan_json,
-                            const ManifestInputs& inputs) {
+RunWriter RunWriter::create(const Plan& plan, const ManifestInputs& inputs) {
   if (!valid_run_id(plan.run_id)) {
     throw InputError("--run-id", "\"" + plan.run_id + "\"",
                      "must be one path component of [A-Za-z0-9][A-Za-z0-9._-]*");
@@ -82,8 +81,9 @@ RunWriter RunWriter::create(const Plan& plan, const std::string& plan_json,
     if (::mkdir((dir / folder).c_str(), 0777) != 0)
       throw system_error("mkdir " + (dir / folder).string());
   }
+  const std::string plan_json = plan_to_json(plan);
   write_file_atomic(dir / "plan.json", plan_json);
-  write_file_atomic(dir / "manifest.json", dump(make_manifest(plan, plan_json, inputs), 2));
+  write_file_atomic(dir / "manifest.json", dump(make_manifest(plan_json, inputs), 2));
   return RunWriter(dir);
 }
 

@@ -285,7 +285,17 @@ const Damage kSampleDamage[] = {
      [](RunContent& c) { c.metrics[0].response_tokens += 1; },
      {},
      {"samples"},
-     "metrics count other samples or tokens"},
+     "step 0: response_tokens is 19, by the sidecar 18"},
+    {"MetricsReportAnotherReward",
+     [](RunContent& c) { c.metrics[1].reward_mean += 0.5; },
+     {},
+     {"samples"},
+     "step 1: reward_mean is "},
+    {"TextTruncatedOtherwise",
+     [](RunContent& c) { c.texts[0][4].truncated = true; },
+     {},
+     {"samples"},
+     "line 5 is truncated in one of text and sidecar"},
 };
 
 const Damage kStepDamage[] = {
@@ -322,7 +332,7 @@ const Damage kStepDamage[] = {
     {"MissingVersion",
      [](RunContent& c) { c.versions.pop_back(); },
      {},
-     {"steps", "gradient", "weights_changed"},
+     {"steps", "rollout_weights", "gradient", "weights_changed"},
      "weights/version-000002.json is missing"},
     {"MissingRolloutWeights",
      [](RunContent& c) { c.rollouts.pop_back(); },
@@ -345,7 +355,7 @@ const Damage kStepDamage[] = {
     {"InfiniteMetric",
      [](RunContent& c) { c.metrics[1].reward_mean = kInf; },
      {},
-     {"metrics"},
+     {"metrics", "samples"},
      "line 2: reward_mean is null"},
     {"NanStageTime",
      [](RunContent& c) { c.metrics[0].seconds.score = kNan; },
@@ -357,6 +367,15 @@ const Damage kStepDamage[] = {
      {},
      {"metrics"},
      "line 1: updates.0.clip_fraction is null"},
+    {"LossThatIsNotTheUpdatesMean",
+     {},
+     [](const fs::path& run) {
+       std::string text = read_file(run / "metrics.jsonl");
+       text.replace(text.find("\"loss\":") + 7, 0, "1");
+       write_file_atomic(run / "metrics.jsonl", text);
+     },
+     {"metrics", "manifest"},
+     "line 1: loss is not the mean over the updates"},
 };
 
 const Damage kRankDamage[] = {
@@ -383,6 +402,13 @@ const Damage kRankDamage[] = {
      {},
      {"ranks"},
      "rank 4 finished 1 of 2 steps"},
+    {"RecordOfNoRank",
+     [](RunContent& c) {
+       c.ranks.push_back({8, 1008, 2, c.ranks[0].ops, std::nullopt});
+     },
+     {},
+     {"ranks"},
+     "evidence/rank-8.json belongs to no rank"},
     {"UnfinishedStatus",
      [](RunContent& c) { c.status = RunStatus::interrupted; },
      {},
@@ -461,6 +487,11 @@ const Damage kWeightDamage[] = {
      {},
      {"rollout_weights"},
      "1 of 2 engines reported"},
+    {"TensorMissingInTheLastVersion",
+     [](RunContent& c) { c.versions[2].tensors.erase("model.norm.weight"); },
+     {},
+     {"rollout_weights"},
+     "step 1: versions before and after differ in having model.norm.weight"},
     {"UnchangedWeightVersion",
      [](RunContent& c) {
        for (auto& [name, t] : c.versions[2].tensors) t.weight = c.versions[1].tensors[name].weight;
@@ -513,6 +544,11 @@ const Damage kFileDamage[] = {
      manifest_edit([](Json& m) { m["source"].erase("dirty"); }),
      {"manifest"},
      "key source.dirty is missing"},
+    {"ManifestOfAnotherPlan",
+     {},
+     manifest_edit([](Json& m) { m["sampling"]["temperature"] = 0.5; }),
+     {"manifest"},
+     "sampling is not what plan.json says"},
     {"ManifestWithoutModelHashes",
      {},
      manifest_edit([](Json& m) { m["model"]["files"] = Json::object(); }),

@@ -163,7 +163,7 @@ std::filesystem::path write_run(const std::filesystem::path& root, const RunCont
   Plan plan = content.plan;
   plan.output_root = root;
   plan.run_dir = root / plan.run_id;
-  RunWriter writer = RunWriter::create(plan, "{\"plan\": \"synthetic\"}\n", content.inputs);
+  RunWriter writer = RunWriter::create(plan, content.inputs);
   for (const auto& v : content.versions) writer.write_version(v);
   for (const auto& r : content.rollouts) writer.write_rollout_weights(r);
   for (const auto& t : content.steps) writer.write_sidecar(t);

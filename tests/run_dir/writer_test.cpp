@@ -54,7 +54,7 @@ Plan plan_in(const fs::path& root, const std::string& run_id) {
 }
 
 RunWriter create(const fs::path& root, const std::string& run_id = "r") {
-  return RunWriter::create(plan_in(root, run_id), "{}", passing_content().inputs);
+  return RunWriter::create(plan_in(root, run_id), passing_content().inputs);
 }
 
 std::vector<std::string> names_in(const fs::path& dir) {

@@ -74,7 +74,7 @@ class Mutations : public testing::Test {
     inputs.model_files["model.safetensors"] = std::string(64, '0');
     inputs.data_sha256 = std::string(64, '0');
     inputs.commands.assign(kRanks, {"rlk", "worker"});
-    RunWriter writer = RunWriter::create(plan, plan_to_json(plan), inputs);
+    RunWriter writer = RunWriter::create(plan, inputs);
     test::Ranks ranks(kRanks, plan.arena_bytes, kTimeout, [&](World& world) {
       try {
         return step_through(plan, world, mutation);

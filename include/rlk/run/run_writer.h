@@ -22,17 +22,17 @@ namespace rlk {
 // writer itself.
 struct ManifestInputs {
   std::map<std::string, std::string>
-      model_files;  // name -> SHA-256 of every file read from the model root
-  std::string data_sha256;
+      model_files;          // name -> SHA-256 of every file read from the model root
+  std::string data_sha256;  // empty for a synthetic model
   std::vector<std::vector<std::string>> commands;  // argv of every rank
   Json gpus = Json::array();                       // from the device layer; empty on the CPU
 };
 
 class RunWriter {
  public:
-  // Makes plan.run_dir (= output_root / run_id; never reused), its folders, plan.json with
-  // `plan_json` as it is, and manifest.json.
-  static RunWriter create(const Plan& plan, const std::string& plan_json, const ManifestInputs&);
+  // Makes plan.run_dir (= output_root / run_id; never reused), its folders, plan.json and
+  // manifest.json.
+  static RunWriter create(const Plan& plan, const ManifestInputs&);
 
   // Attaches to a directory that `create` made.
   explicit RunWriter(std::filesystem::path run_dir) : dir_(std::move(run_dir)) {}
