@@ -86,9 +86,10 @@ std::vector<ProfileValue> read_options(JsonReader json) {
   return values;
 }
 
-void read_launcher(JsonReader json, Profile& profile) {
-  json.one_of("kind", {"local", "ray"}, profile.launcher, Key::optional);
-  json.string("ray_address", profile.ray_address, Key::optional);
+void read_launcher(JsonReader json) {
+  std::string text;
+  json.one_of("kind", {"local"}, text, Key::optional);
+  json.string("ray_address", text, Key::optional);
   json.refuse_unknown_keys();
 }
 
@@ -133,7 +134,7 @@ Profile parse_profile(std::string_view text, const std::filesystem::path& file) 
   read_task(json.object("task"), profile.file.parent_path(), profile.task);
   profile.defaults = read_options(json.object("defaults", Key::optional));
   profile.verify = read_options(json.object("verify", Key::optional));
-  read_launcher(json.object("launcher", Key::optional), profile);
+  read_launcher(json.object("launcher", Key::optional));
   int64_t ranks_per_gpu = profile.ranks_per_gpu;
   json.integer("ranks_per_gpu", 1, kMaxRanksPerGpu, ranks_per_gpu, Key::optional);
   profile.ranks_per_gpu = static_cast<int>(ranks_per_gpu);

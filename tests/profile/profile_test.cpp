@@ -88,7 +88,7 @@ TEST(Profile, EachDefectIsNamedAtItsPlace) {
       {"/defaults/tp-size", 4, "defaults.tp-size: unknown key"},
       {"/defaults/model-root", "/m", "defaults.model-root: unknown key"},
       {"/verify/tp", true, "verify.tp: true; must be a number or a string"},
-      {"/launcher/kind", "slurm", "launcher.kind"},
+      {"/launcher/kind", "ray", "launcher.kind: \"ray\"; must be local"},
       {"/ranks_per_gpu", 0, "ranks_per_gpu"},
   };
   for (const auto& c : cases) {

@@ -46,7 +46,6 @@ struct Profile {
   } task;
 
   std::vector<ProfileValue> defaults, verify;
-  std::string launcher = "local", ray_address = "http://127.0.0.1:8265";
   int ranks_per_gpu = 1;
   std::vector<std::string> ignored;  // keys of a profile of the known system that mean nothing here
 };
