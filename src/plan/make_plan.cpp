@@ -19,7 +19,7 @@ constexpr int64_t kMaxPrompts = 1 << 16;
 constexpr int64_t kMaxSamples = 1 << 12;
 constexpr int64_t kMaxBatch = 1 << 20;
 constexpr int64_t kMaxThreads = 1024;
-constexpr double kMaxTemperature = 1000;
+constexpr double kMinTemperature = 1e-6, kMaxTemperature = 1000;  // 1/T times a logit is finite
 constexpr size_t kMaxRunId = 128;
 
 class Maker {
@@ -79,7 +79,11 @@ class Maker {
 void Maker::sampling() {
   Options& o = plan_.options;
   o.temperature = static_cast<float>(values_.number("temperature", 0, kMaxTemperature, 1.0));
+  if (o.temperature > 0 && o.temperature < static_cast<float>(kMinTemperature))
+    values_.fail("temperature", "must be 0 (greedy) or from " + format_number(kMinTemperature) +
+                                    " to " + format_number(kMaxTemperature));
   o.top_p = static_cast<float>(values_.number("top-p", 0, 1, 1.0, true));
+  if (o.top_p == 0) values_.fail("top-p", "is 0 as a 32-bit number; must be above 0, at most 1");
   o.top_k = static_cast<int32_t>(values_.integer("top-k", -1, kMaxTokens, -1));
   if (o.top_k == 0) values_.fail("top-k", "must be -1 (all) or at least 1");
   o.max_response_len = values_.integer("max-response-len", 1, kMaxTokens, verify() ? 512 : 7168);
