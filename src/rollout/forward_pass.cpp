@@ -96,7 +96,11 @@ std::vector<Drawn> ForwardPass::read(int64_t R) {
   ctx_.logp->copy(ctx_.stream, logp.data(), head_.logp, R * sizeof(float));
   ctx_.logp->synchronize(ctx_.stream);
   std::vector<Drawn> drawn(R);
-  for (int64_t i = 0; i < R; ++i) drawn[i] = {tokens[i], logp[i]};
+  for (int64_t i = 0; i < R; ++i) {
+    // Where all logits are NaN, a rank that holds none but padding sees it here alone.
+    if (tokens[i] >= ctx_.config.vocab) throw Error("logits: a NaN in the model's output");
+    drawn[i] = {tokens[i], logp[i]};
+  }
   return drawn;
 }
 
