@@ -44,6 +44,8 @@ class Temporary {
   std::string path_;
 };
 
+constexpr off_t kLargestRead = off_t{4} << 30;  // what is read whole must fit into memory
+
 void write_all(int fd, std::string_view text, const std::string& path) {
   while (!text.empty()) {
     const ssize_t n = ::write(fd, text.data(), text.size());
@@ -69,6 +71,9 @@ std::string read_file(const std::filesystem::path& path) {
   struct stat info {};
   if (::fstat(fd.get(), &info) != 0) fail();
   if (!S_ISREG(info.st_mode)) throw InputError(path.string(), "not a regular file");
+  if (info.st_size > kLargestRead)
+    throw InputError(path.string(), std::to_string(info.st_size) + " bytes",
+                     "must be at most " + std::to_string(kLargestRead));
 
   std::string text(static_cast<size_t>(info.st_size), '\0');
   size_t filled = 0;

@@ -136,7 +136,8 @@ struct Checkpoint::Impl {
 std::map<std::string, std::string> Checkpoint::Impl::read_index() {
   const fs::path path = dir / kIndexFile;
   const std::string file = path.string();
-  const bool single = fs::exists(dir / kSingleFile), sharded = fs::exists(path);
+  std::error_code ignored;
+  const bool single = fs::exists(dir / kSingleFile, ignored), sharded = fs::exists(path, ignored);
   if (single && sharded) {
     throw InputError(dir.string(), std::string("has both ") + kSingleFile + " and " + kIndexFile,
                      "remove the one that is not meant");

@@ -31,6 +31,20 @@ TEST(File, AtomicWriteReplacesAndReadsBack) {
   EXPECT_EQ(entries(dir.path()), 1u) << "a temporary was left behind";
 }
 
+TEST(File, WhatMemoryCouldNotHoldIsRefusedByName) {
+  TempDir dir;
+  const fs::path path = dir.path() / "huge.json";
+  write_file_atomic(path, "{}");
+  fs::resize_file(path, (uintmax_t{4} << 30) + 1);
+  try {
+    read_file(path);
+    FAIL() << "4 GiB were read";
+  } catch (const InputError& error) {
+    EXPECT_EQ(std::string(error.what()),
+              path.string() + ": 4294967297 bytes; must be at most 4294967296");
+  }
+}
+
 TEST(File, FailedAtomicWriteLeavesTheTargetAndNoTemporary) {
   TempDir dir;
   const fs::path path = dir.path() / "x";

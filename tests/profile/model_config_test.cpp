@@ -180,3 +180,12 @@ TEST_F(ModelConfigFile, MalformedFilesAreInputErrors) {
   }
   EXPECT_THROW(read_model_config(dir_.path() / "missing"), InputError);
 }
+
+TEST_F(ModelConfigFile, ALinkThatLeadsNowhereIsNotAMissingGenerationConfig) {
+  write(valid_config().dump());
+  for (const char* target : {"/nowhere", "generation_config.json"}) {
+    std::filesystem::create_symlink(target, dir_.path() / "generation_config.json");
+    EXPECT_THROW(read_model_config(dir_.path()), InputError) << target;
+    std::filesystem::remove(dir_.path() / "generation_config.json");
+  }
+}
