@@ -54,9 +54,9 @@ struct SpawnError {
   sigprocmask(SIG_SETMASK, &none, nullptr);
 
   // Out of the way of the numbers to be filled, whatever numbers they have.
-  constexpr int kAbove = 64;
+  const int above = 4 + static_cast<int>(spec.descriptors.size());
   const auto lift = [&](int fd) {
-    const int lifted = fcntl(fd, F_DUPFD_CLOEXEC, kAbove);
+    const int lifted = fcntl(fd, F_DUPFD_CLOEXEC, above);
     if (lifted < 0) give_up(errors, "fcntl(F_DUPFD)");
     return lifted;
   };
