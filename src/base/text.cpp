@@ -24,23 +24,32 @@ std::string format_shortest(Float value) {
   return {buffer.data(), result.ptr};
 }
 
+// Bytes that are not plain become \xNN.
+template <class Plain>
+std::string escaped(std::string_view text, size_t limit, Plain plain) {
+  std::string safe;
+  for (const char c : text) {
+    if (safe.size() >= limit) return safe + "...";
+    if (plain(static_cast<unsigned char>(c))) {
+      safe += c;
+    } else {
+      std::array<char, 5> hex;
+      std::snprintf(hex.data(), hex.size(), "\\x%02x", static_cast<unsigned char>(c));
+      safe += hex.data();
+    }
+  }
+  return safe;
+}
+
 }  // namespace
 
 std::string printable(std::string_view text) {
   constexpr size_t kLimit = 80;
-  std::string safe;
-  for (const char c : text) {
-    if (safe.size() >= kLimit) return safe + "...";
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte >= 0x20 && byte < 0x7f) {
-      safe += c;
-    } else {
-      std::array<char, 5> escaped;
-      std::snprintf(escaped.data(), escaped.size(), "\\x%02x", byte);
-      safe += escaped.data();
-    }
-  }
-  return safe;
+  return escaped(text, kLimit, [](unsigned char byte) { return byte >= 0x20 && byte < 0x7f; });
+}
+
+std::string one_line(std::string_view text, size_t limit) {
+  return escaped(text, limit, [](unsigned char byte) { return byte >= 0x20 && byte != 0x7f; });
 }
 
 std::string join_choices(const std::vector<std::string>& choices) {

@@ -1,8 +1,12 @@
 #include "rlk/cli/cli.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
+#include <cstdio>
 #include <new>
 
 #include "commands.h"
@@ -67,22 +71,44 @@ int dispatch(Arguments args) {
   return find_command(name).run(args);
 }
 
+// A closed descriptor 0, 1 or 2 would go to the next file that is opened, and messages into that
+// file. Opened for reading: a write still fails.
+void hold_standard_descriptors() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    if (::fcntl(fd, F_GETFD) < 0) [[maybe_unused]]
+      const int taken = ::open("/dev/null", O_RDONLY);
+}
+
+// To stderr, which may be gone (a closed terminal): nothing can be done about that here.
+void complain(const std::string& message) {
+  std::fprintf(stderr, "rlk: %s\n", one_line(message).c_str());
+}
+
+void complain(const std::vector<Diagnostic>& all) {
+  constexpr size_t kMostShown = 50;
+  for (size_t i = 0; i < std::min(all.size(), kMostShown); ++i) complain(all[i].text());
+  if (all.size() > kMostShown)
+    complain("and " + std::to_string(all.size() - kMostShown) + " errors more");
+}
+
 }  // namespace
 
 int cli_main(int argc, char** argv) {
+  hold_standard_descriptors();
+  ::signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes is a failed write, like a full disk
   try {
     const int code = dispatch(Arguments(argv + 1, argv + argc));
     // A full disk or a closed pipe behind stdout must not look like success.
     if (std::fflush(stdout) != 0) throw system_error("write to stdout");
     return code;
   } catch (const InputError& error) {
-    for (const Diagnostic& d : error.diagnostics()) fmt::print(stderr, "rlk: {}\n", d.text());
+    complain(error.diagnostics());
     return kExitUsage;
   } catch (const std::bad_alloc&) {
-    fmt::print(stderr, "rlk: out of memory\n");
+    complain("out of memory");
     return kExitFailed;
   } catch (const std::exception& error) {
-    fmt::print(stderr, "rlk: {}\n", error.what());
+    complain(error.what());
     return kExitFailed;
   }
 }

@@ -125,7 +125,7 @@ void check_job(const std::string& profile, Checks& checks) {
     checks.push_back({"plan", true, fmt::format("{} ranks", plan.options.topology.ranks), ""});
     check_output(plan, checks);
     try {
-      check_inputs(plan);
+      check_inputs(plan, job->inputs.profile->file);
       checks.push_back({"files", true,
                         plan.synthetic
                             ? "none: the model is synthetic"

@@ -19,9 +19,10 @@ struct TwoRuns {
 };
 
 // False when --help was answered.
-bool read_runs(const std::string& title, size_t needed, const Arguments& args, TwoRuns& runs) {
-  CLI::App app("", "rlk");
-  prepare_app(app, title);
+bool read_runs(const std::string& command, const std::string& title, size_t needed,
+               const Arguments& args, TwoRuns& runs) {
+  CLI::App app("", "rlk " + command);
+  prepare_app(app, "rlk " + command + ": " + title);
   app.add_option("A", runs.a, "run directory")->type_name("");
   app.add_option("B", runs.b, "run directory")->type_name("");
   bool helped = false;
@@ -45,7 +46,7 @@ std::string seal_text(const ValidateReport& report) {
 }  // namespace
 
 int validate_run_command(const Arguments& args) {
-  CLI::App app;
+  CLI::App app("", "rlk validate");
   std::string run_dir, format = "text";
   bool seal = false, helped = false;
   prepare_app(app, "rlk validate: the gates on a run directory");
@@ -73,7 +74,7 @@ int validate_run_command(const Arguments& args) {
 
 int compare_command(const Arguments& args) {
   TwoRuns runs;
-  if (!read_runs("rlk compare: first difference between two runs' trajectories", 2, args, runs))
+  if (!read_runs("compare", "first difference between two runs' trajectories", 2, args, runs))
     return kExitOk;
   const RunComparison found = compare_runs(runs.a, runs.b);
   if (found.first) {
@@ -87,9 +88,9 @@ int compare_command(const Arguments& args) {
 
 int debug_command(const Arguments& args) {
   TwoRuns runs;
-  if (!read_runs("rlk debug: first op whose output differs between two runs with --trace-ops; with "
-                 "one run, between its "
-                 "rollout and its scoring",
+  if (!read_runs("debug",
+                 "first op whose output differs between two runs with --trace-ops; with one run, "
+                 "between its rollout and its scoring",
                  1, args, runs))
     return kExitOk;
   const TraceComparison found =

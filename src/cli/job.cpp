@@ -30,7 +30,8 @@ ManifestInputs manifest_inputs(const Plan& plan, const LaunchConfig& config) {
   if (!plan.synthetic) {
     for (const auto& entry : fs::directory_iterator(plan.model_root)) {
       const fs::path& file = entry.path();
-      if (entry.is_regular_file() &&
+      std::error_code ignored;
+      if (entry.is_regular_file(ignored) &&
           (file.extension() == ".json" || file.extension() == ".safetensors"))
         inputs.model_files[file.filename()] = hex(sha256_file(file));
     }
@@ -76,7 +77,7 @@ int job_command(const std::string& command, const Arguments& args) {
   const auto job = read_job_request(command, args);
   if (!job) return kExitOk;  // --help
   const Plan plan = make_plan(job->inputs);
-  if (command != "plan") check_inputs(plan);
+  if (command != "plan") check_inputs(plan, job->inputs.profile->file);
   if (command == "plan" || job->dry_run) {
     fmt::print("{}", job->json ? plan_to_json(plan) : plan_to_text(plan));
     return kExitOk;
@@ -94,7 +95,11 @@ int job_command(const std::string& command, const Arguments& args) {
   config.on_status = [&](const StatusMessage& message) { progress.show(message); };
   const LaunchResult launched = launch(config);
   progress.finish();
-  writer.finish(status_of(launched), launched.ok() ? "" : launched.text(), exits_of(launched));
+  try {
+    writer.finish(status_of(launched), launched.ok() ? "" : launched.text(), exits_of(launched));
+  } catch (const std::exception& error) {  // what a full disk stopped first is said first
+    throw Error((launched.ok() ? "" : launched.text() + "; then: ") + error.what());
+  }
 
   const Validation validation = validate_run(plan.run_dir);
   seal_run(plan.run_dir, validation);

@@ -86,9 +86,10 @@ void check_files(const Plan& plan, std::vector<Diagnostic>& defects) {
 
 }  // namespace
 
-void check_inputs(const Plan& plan) {
+void check_inputs(const Plan& plan, const std::filesystem::path& profile) {
   std::vector<Diagnostic> defects;
   collect(defects, [&] { make_reward(plan.task.reward); });
+  for (Diagnostic& d : defects) d.where = profile.string() + ": " + d.where;
   if (!plan.synthetic) check_files(plan, defects);
   collect(defects, [&] { check_gpus(plan); });
   if (!defects.empty()) throw InputError(std::move(defects));

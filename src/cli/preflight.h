@@ -9,7 +9,7 @@
 
 namespace rlk {
 
-// Throws InputError with every defect of every file.
-void check_inputs(const Plan&);
+// Throws InputError with every defect of every file. `profile` is where the task was read.
+void check_inputs(const Plan&, const std::filesystem::path& profile);
 
 }  // namespace rlk

@@ -1,6 +1,8 @@
 // The command line as a user meets it: the real binary, its exit codes and its messages.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <fstream>
 
 #include "cli/run_rlk.h"
@@ -169,6 +171,36 @@ TEST(Cli, AFullDiskBehindStdoutIsAFailure) {
   const Finished f = run_rlk({{"plan"}, {}, {}, "/dev/full"});
   EXPECT_EQ(f.code, 1);
   EXPECT_NE(f.err.find("stdout"), std::string::npos) << f.err;
+}
+
+TEST(Cli, ATerminalThatIsGoneIsNoCrash) {
+  const Finished f = run_rlk({{"plan", "--tp", "3"}, {}, {}, "", "/dev/full"});
+  EXPECT_EQ(f.signal, 0);
+  EXPECT_EQ(f.code, 2);
+  const int status = std::system(RLK_BINARY " plan <&- >&- 2>&-");
+  ASSERT_TRUE(WIFEXITED(status)) << WTERMSIG(status);
+  EXPECT_EQ(WEXITSTATUS(status), 1) << "the plan went nowhere";
+}
+
+TEST(Cli, WhatAFileSaysReachesTheTerminalEscaped) {
+  TempDir dir;
+  std::ofstream(dir.path() / "config.json") << R"({"\u001b[31m": 1, "\u001b[31m": 2})";
+  const Finished f = run_rlk({{"plan", "--model-root", dir.path().string()}});
+  EXPECT_NE(f.err.find("duplicate key \"\\x1b[31m\""), std::string::npos) << f.err;
+}
+
+TEST(Cli, AFileFullOfErrorsDoesNotFillTheScreen) {
+  TempDir dir;
+  const fs::path model = dir.path() / "model";
+  fs::copy(RLK_SOURCE_DIR "/profiles/tiny", model);
+  fs::remove(model / "model.safetensors");
+  Json index;
+  for (int i = 0; i < 1000; ++i) index["weight_map"]["t" + std::to_string(i)] = "../elsewhere";
+  std::ofstream(model / "model.safetensors.index.json") << index.dump();
+  const Finished f = run_rlk({{"verify", "--dry-run", "--model-root", model.string()}});
+  EXPECT_EQ(f.code, 2);
+  EXPECT_EQ(std::count(f.err.begin(), f.err.end(), '\n'), 51) << f.err;
+  EXPECT_NE(f.err.find("rlk: and 950 errors more\n"), std::string::npos) << f.err;
 }
 
 TEST(Cli, InspectingWhatIsNoRunIsAUsageError) {

@@ -26,6 +26,7 @@ struct Call {
       {};                             // beside PATH; nothing of the test's own RLK_*
   std::filesystem::path folder = {};  // working folder; empty: one of its own
   std::string stdout_file = {};       // instead of keeping `out`
+  std::string stderr_file = {};       // instead of keeping `err`
 };
 
 inline Finished run_rlk(const Call& call) {
@@ -48,7 +49,8 @@ inline Finished run_rlk(const Call& call) {
   const pid_t child = ::fork();
   if (child == 0) {
     const int out_fd = ::open(to.c_str(), O_WRONLY | O_CREAT, 0600);
-    const int err_fd = ::open(err.c_str(), O_WRONLY | O_CREAT, 0600);
+    const int err_fd = ::open((call.stderr_file.empty() ? err : call.stderr_file).c_str(),
+                              O_WRONLY | O_CREAT, 0600);
     const int in_fd = ::open("/dev/null", O_RDONLY);
     if (out_fd < 0 || err_fd < 0 || ::chdir(folder.c_str()) != 0) ::_exit(125);
     ::dup2(in_fd, 0);

@@ -13,6 +13,10 @@ namespace rlk {
 // at most 80 characters.
 std::string printable(std::string_view text);
 
+// A message made safe for a terminal and a log: control bytes become \xNN, UTF-8 stays; what
+// exceeds `limit` bytes is cut.
+std::string one_line(std::string_view text, size_t limit = 1000);
+
 // "1, 2, 4 or 8"
 std::string join_choices(const std::vector<std::string>& choices);
 
