@@ -17,12 +17,19 @@ namespace {
 
 // Ops that a step cannot do without, by module. On every rank, since each runs the forward:
 constexpr const char* kForwardOps[] = {
-    "attention.rms_norm",  "attention.gemm",    "attention.qk_norm_rope",
-    "attention.attention", "ffn.embedding",     "ffn.gemm",
-    "ffn.swiglu",          "logp.rms_norm",     "logp.gemm",
-    "logp.logprob_stats",  "logp.logprob_merge"};
-// and on some rank, since a small batch may leave others without work:
-constexpr const char* kOtherOps[] = {"attention.gemm_dgrad",
+    "attention.rms_norm",  "attention.gemm", "attention.qk_norm_rope",
+    "attention.attention", "ffn.embedding",  "ffn.gemm",
+    "ffn.swiglu"};
+// and on some rank, since a small batch may leave others without a response token:
+constexpr const char* kOtherOps[] = {"logp.rms_norm",
+                                     "logp.gemm",
+                                     "logp.logprob_stats",
+                                     "logp.logprob_merge",
+                                     "logp.sample",
+                                     "logp.logprob_bwd",
+                                     "logp.gemm_dgrad",
+                                     "logp.gemm_wgrad",
+                                     "attention.gemm_dgrad",
                                      "attention.gemm_wgrad",
                                      "attention.attention_delta",
                                      "attention.attention_bwd_dq",
@@ -34,11 +41,7 @@ constexpr const char* kOtherOps[] = {"attention.gemm_dgrad",
                                      "ffn.gemm_wgrad",
                                      "ffn.swiglu_bwd",
                                      "ffn.embedding_bwd",
-                                     "ffn.adamw",
-                                     "logp.sample",
-                                     "logp.logprob_bwd",
-                                     "logp.gemm_dgrad",
-                                     "logp.gemm_wgrad"};
+                                     "ffn.adamw"};
 // What native mode exists for: served by no strict kernel in a native module.
 constexpr const char* kNativeOps[] = {"attention.gemm", "ffn.gemm", "logp.gemm"};
 

@@ -12,13 +12,14 @@ namespace {
 // Does the loss of this step have a gradient by construction: a nonzero advantage, or a nonzero
 // derivative of the KL estimator?
 bool has_signal(const Trajectory& t, const Facts& facts) {
-  for (const Sample& s : t.samples) {
-    if (s.advantage != 0) return true;
-    if (facts.kl_coef == 0 || s.ref_logp.empty()) continue;
-    if (facts.kl_estimator == 1) return true;  // the derivative of k1 is the constant 1
-    for (size_t i = 0; i < s.ref_logp.size(); ++i)
+  for (const Sample& s : t.samples)
+    for (size_t i = 0; i < s.train_logp.size(); ++i) {
+      if (s.train_logp[i] == 0) continue;  // the only token of its support: no logit moves it
+      if (s.advantage != 0) return true;
+      if (facts.kl_coef == 0 || s.ref_logp.empty()) continue;
+      if (facts.kl_estimator == 1) return true;           // the derivative of k1 is the constant 1
       if (s.ref_logp[i] != s.train_logp[i]) return true;  // k2 and k3 vanish at equality alone
-  }
+    }
   return false;
 }
 

@@ -439,10 +439,10 @@ const Damage kRankDamage[] = {
      {"kernels"},
      "ffn.adamw never ran on any rank"},
     {"OpNotCalledOnOneRank",
-     [](RunContent& c) { c.ranks[3].ops["logp.logprob_stats"].calls = 0; },
+     [](RunContent& c) { c.ranks[3].ops["attention.attention"].calls = 0; },
      {},
      {"kernels"},
-     "logp.logprob_stats on rank 3 never ran"},
+     "attention.attention on rank 3 never ran"},
     {"OpNotReported",
      [](RunContent& c) { c.ranks[3].ops.erase("attention.gemm"); },
      {},
@@ -689,6 +689,24 @@ TEST(UpdateGates, FirstKlEstimatorHasAConstantDerivative) {
   RunContent c = passing_content();
   remove_signal(c);
   c.plan.options.kl_estimator = 1;
+  EXPECT_TRUE(validate(c).passed()) << to_text(validate(c));
+}
+
+TEST(UpdateGates, TheOnlyTokenOfASupportIsNoSignal) {
+  RunContent c = passing_content();
+  for (Sample& s : c.steps[1].samples)
+    for (size_t i = 0; i < s.train_logp.size(); ++i) s.rollout_logp[i] = s.train_logp[i] = 0;
+  summarise_again(c, 1);
+  c.metrics[1].updates[0].grad_norm = 0;  // advantages and KL are there, and move nothing
+  EXPECT_TRUE(validate(c).passed()) << to_text(validate(c));
+  c.steps[1].samples[4].rollout_logp[0] = c.steps[1].samples[4].train_logp[0] = -0.5f;
+  EXPECT_EQ(failed(validate(c)), Failed{"gradient"});
+}
+
+TEST(Gates, ARankWithoutResponseTokensRunsNoHead) {
+  RunContent c = passing_content();
+  for (const char* op : {"logp.rms_norm", "logp.gemm", "logp.logprob_stats", "logp.logprob_merge"})
+    c.ranks[7].ops.erase(op);
   EXPECT_TRUE(validate(c).passed()) << to_text(validate(c));
 }
 
