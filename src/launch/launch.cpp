@@ -78,7 +78,6 @@ class Launcher final : SubprocessSet::Listener {
   }
 
   // ---- Events
-  // -------------------------------------------------------------------------------------------------
 
   void on_line(size_t index, Channel channel, std::string_view line) override {
     if (channel == Channel::output) return log_.add(static_cast<int>(index), line);
@@ -147,7 +146,6 @@ class Launcher final : SubprocessSet::Listener {
   }
 
   // ---- Deadlines
-  // ----------------------------------------------------------------------------------------------
 
   Clock::time_point deadline(size_t index) const {
     const Heard& heard = last_heard_[index];
@@ -173,7 +171,6 @@ class Launcher final : SubprocessSet::Listener {
   }
 
   // ---- The end
-  // ------------------------------------------------------------------------------------------------
 
   // The first primary failure is the one; a secondary one holds its place only until that is heard
   // of.

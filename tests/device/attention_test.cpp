@@ -234,7 +234,6 @@ TEST_P(Attention, RefusesShapesOutsideItsContract) {
 }
 
 // ---- The rule itself, stated one key at a time (CPU)
-// ---------------------------------------------------------------
 
 // What R4 fixes; a changed figure is a different rule.
 struct Rule {

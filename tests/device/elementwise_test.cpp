@@ -15,7 +15,6 @@ class Elementwise : public OpTest {};
 const std::vector<int64_t> kSizes = {1, 7, 8, 9, 255, 4096, 65536 + 13};
 
 // ---- tree_add
-// -----------------------------------------------------------------------------------------------------
 
 float tree(const std::vector<std::vector<float>>& parts, size_t i) {
   std::vector<float> node;
@@ -139,7 +138,6 @@ TEST_P(Elementwise, TreeAddRefusesOtherCounts) {
 }
 
 // ---- cast
-// ---------------------------------------------------------------------------------------------------------
 
 TEST_P(Elementwise, CastRoundsToNearestEven) {
   RLK_NEEDS(cast);
@@ -160,7 +158,6 @@ TEST_P(Elementwise, CastRoundsToNearestEven) {
 }
 
 // ---- adamw
-// --------------------------------------------------------------------------------------------------------
 
 TEST_P(Elementwise, AdamWIsCloseToFp64OverTwoSteps) {
   RLK_NEEDS(adamw);
@@ -242,7 +239,6 @@ TEST_P(Elementwise, AdamWElementStandsAlone) {
 }
 
 // ---- sum_squares
-// --------------------------------------------------------------------------------------------------
 
 TEST_P(Elementwise, SumSquaresOfATileIsCloseAndDependsOnTheTileAlone) {
   RLK_NEEDS(sum_squares);
@@ -270,7 +266,6 @@ TEST_P(Elementwise, SumSquaresOfATileIsCloseAndDependsOnTheTileAlone) {
 }
 
 // ---- init_normal
-// --------------------------------------------------------------------------------------------------
 
 std::vector<bf16> run_init(const Ops& ops, int64_t n, int64_t first, uint64_t seed, uint64_t tensor,
                            float std) {
@@ -315,7 +310,6 @@ TEST_P(Elementwise, InitNormalIsBoxMullerOfTheStatedWords) {
 }
 
 // ---- init_uniform
-// -------------------------------------------------------------------------------------------------
 
 TEST_P(Elementwise, InitUniformRectanglesEqualTheStatedWords) {
   RLK_NEEDS(init_uniform);
@@ -348,7 +342,6 @@ TEST_P(Elementwise, InitUniformRectanglesEqualTheStatedWords) {
 }
 
 // ---- sha256_pieces
-// ------------------------------------------------------------------------------------------------
 
 TEST_P(Elementwise, Sha256OfEveryPieceOfEveryRange) {
   RLK_NEEDS(sha256_pieces);

@@ -20,7 +20,6 @@ class Gemm : public OpTest {
 };
 
 // ---- gemm
-// -------------------------------------------------------------------------------------------------------
 
 // The layer's operands and its arguments for slices [first, first + slices).
 struct Layer {
@@ -202,7 +201,6 @@ TEST_P(Gemm, NanAndInfinityStayInTheirRow) {
 }
 
 // ---- gemm_dgrad
-// ---------------------------------------------------------------------------------------------------
 
 struct DgradLayer {
   GemmCase c;
@@ -310,7 +308,6 @@ TEST_P(Gemm, DgradOfAnyGroupSizeGivesTheSameBits) {
 }
 
 // ---- gemm_wgrad
-// ---------------------------------------------------------------------------------------------------
 
 struct WgradLayer {
   WgradCase c;
@@ -406,7 +403,6 @@ TEST_P(Gemm, WgradPaddingChangesNoBit) {
 }
 
 // ---- Everywhere
-// ---------------------------------------------------------------------------------------------------
 
 TEST_P(Gemm, RunsAlike) {
   RLK_NEEDS(gemm);

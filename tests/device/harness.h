@@ -48,7 +48,6 @@ class OpTest : public ::testing::TestWithParam<std::string> {
                            [](const auto& param) { return std::string(param.param); })
 
 // ---- Device memory
-// --------------------------------------------------------------------------------------------
 
 inline constexpr size_t kGuardBytes = 256;
 inline constexpr unsigned char kGuard = 0xA5;
@@ -100,7 +99,6 @@ class DeviceArray {
 };
 
 // ---- Inputs
-// ---------------------------------------------------------------------------------------------------
 
 // Seeded inputs; the same on every backend.
 class Random {
@@ -140,7 +138,6 @@ std::vector<double> values(const std::vector<T>& x) {
 }
 
 // ---- Comparisons
-// ----------------------------------------------------------------------------------------------
 
 std::string hex_bytes(const void* value, size_t bytes);
 

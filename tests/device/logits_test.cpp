@@ -179,7 +179,6 @@ TEST_P(Logits, ANanIsAnErrorAndPaddingIsNotSeen) {
 }
 
 // ---- Log-probs
-// ------------------------------------------------------------------------------------------------------
 
 std::vector<SliceStats> run_stats(const Ops& ops, const LogitsData& d,
                                   const std::vector<uint32_t>* threshold, int first, int slices,
@@ -375,7 +374,6 @@ TEST_P(Logits, LogProbBwdIsCloseToFp64OnAnyGroupSize) {
 }
 
 // ---- Sampling
-// -------------------------------------------------------------------------------------------------------
 
 std::vector<Candidate> run_candidates(const Ops& ops, const LogitsData& d,
                                       const std::vector<uint32_t>& threshold, int first,

@@ -29,7 +29,6 @@ std::vector<T> part(const std::vector<T>& x, int64_t first, int64_t n) {
 }
 
 // ---- rms_norm
-// -----------------------------------------------------------------------------------------------------
 
 struct NormCase {
   int64_t T, D;
@@ -201,7 +200,6 @@ TEST_P(Rows, RmsNormBwdRowAloneEqualsRowInBatch) {
 }
 
 // ---- rms_norm_wgrad
-// -----------------------------------------------------------------------------------------------
 
 struct NormWgradData {
   int64_t D;
@@ -270,7 +268,6 @@ TEST_P(Rows, RmsNormWgradIsAnchoredAtTheLeafsStart) {
 }
 
 // ---- qk_norm_rope
-// -------------------------------------------------------------------------------------------------
 
 struct QkCase {
   int slices, hq, hkv, Dh;
@@ -583,7 +580,6 @@ TEST_P(Rows, QkNormRopeBwdSliceAndLeafAloneEqualTogether) {
 }
 
 // ---- swiglu
-// -------------------------------------------------------------------------------------------------------
 
 struct SwigluCase {
   int64_t T, fs;
@@ -656,7 +652,6 @@ TEST_P(Rows, SwigluOfExtremesIsWhatTheFormulaSays) {
 }
 
 // ---- embedding
-// ----------------------------------------------------------------------------------------------------
 
 TEST_P(Rows, EmbeddingSelectsTheOwnersRow) {
   RLK_NEEDS(embedding);
@@ -732,7 +727,6 @@ TEST_P(Rows, EmbeddingBwdSumsEachRowsTokensByLeaves) {
 }
 
 // ---- gather, scatter
-// ----------------------------------------------------------------------------------------------
 
 TEST_P(Rows, GatherAndScatterMoveWholeRows) {
   RLK_NEEDS(gather_rows);

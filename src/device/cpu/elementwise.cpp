@@ -218,7 +218,6 @@ void sha256_pieces(Stream, const Sha256Args& g) {
 }
 
 // ---- Rows
-// -----------------------------------------------------------------------------------------------------------
 
 void embedding(Stream, const EmbeddingArgs& g) {
   for (int64_t t = 0; t < g.T; ++t) {

@@ -246,7 +246,6 @@ void run(const Problem& p, const Packer& packer) {
 }
 
 // ---- Packing
-// ----------------------------------------------------------------------------------------------------
 
 struct ForwardPacker {
   static constexpr bool kInterleaved = false;

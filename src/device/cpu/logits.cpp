@@ -60,7 +60,6 @@ float support_floor(const uint32_t* threshold, int64_t t) {
 }
 
 // ---- Support
-// ----------------------------------------------------------------------------------------------------------
 
 // Counts of a row's bf16 values by key, with a bitmap of the keys present. Kept clear between rows.
 class Histogram {
@@ -181,7 +180,6 @@ void logits_support(Stream, const SupportArgs& g) {
 }
 
 // ---- Log-probabilities
-// --------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -280,7 +278,6 @@ void logprob_bwd(Stream, const LogprobBwdArgs& g) {
 }
 
 // ---- Sampling
-// ----------------------------------------------------------------------------------------------------------
 
 namespace {
 

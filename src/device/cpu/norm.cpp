@@ -103,7 +103,6 @@ void rms_norm_wgrad(Stream, const RmsNormWgradArgs& g) {
 }
 
 // ---- Q/K norm and rotation
-// ----------------------------------------------------------------------------------------
 
 namespace {
 

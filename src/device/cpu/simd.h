@@ -103,7 +103,6 @@ inline float first8(F8 x) {
 }
 
 // ---- Elementary functions (docs/numerics.md: errors)
-// -------------------------------------------------------------
 
 // p * 2^n for integral n in [-252, 254]: in two steps, so that results below the normal range round
 // once.
