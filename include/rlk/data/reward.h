@@ -2,9 +2,10 @@
 // Rewards: what a response is worth. A Reward is used by one thread; score() is deterministic in
 // its arguments but for a user's command.
 //
-//   deepscaler       1 when the answer after the thinking part (last \boxed{}) equals the label,
-//   else 0 synthetic-hash   a fixed pseudo-random 0 or 1 of the response's tokens; needs neither
-//   text nor label command:PATH     the user's own verifier, see below
+// - deepscaler: 1 when the answer after the thinking part (last \boxed{}) equals the label, else 0
+// - synthetic-hash: a fixed pseudo-random 0 or 1 of the response's tokens; needs neither text nor
+//   label
+// - command:PATH: the user's own verifier, see below
 
 #include <cstdint>
 #include <memory>

@@ -2,9 +2,10 @@
 // control of consistency mode: a run with different layouts on both sides measures a mismatch that
 // is not zero.
 //
-//   gemm           one chain over the whole local contraction where it is contiguous; partials
-//   cross ranks as bf16 attention      decode walks the keys once in fp32, longer segments use the
-//   strict rule logprob_stats  one sum over the rank's whole vocabulary shard
+// - gemm: one chain over the whole local contraction where it is contiguous; partials cross ranks
+//   as bf16
+// - attention: decode walks the keys once in fp32; longer segments use the strict rule
+// - logprob_stats: one sum over the rank's whole vocabulary shard
 
 #include <cmath>
 #include <limits>
