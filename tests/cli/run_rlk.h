@@ -65,7 +65,7 @@ inline Finished run_rlk(const Call& call) {
   if (WIFEXITED(status)) finished.code = WEXITSTATUS(status);
   if (WIFSIGNALED(status)) finished.signal = WTERMSIG(status);
   if (call.stdout_file.empty()) finished.out = read_file(out);
-  finished.err = read_file(err);
+  if (call.stderr_file.empty()) finished.err = read_file(err);
   return finished;
 }
 

@@ -643,7 +643,7 @@ const Damage kFileDamage[] = {
      [](const fs::path& run) {
        fs::create_symlink("/etc/passwd", run / "weights/version-000003.json");
      },
-     {"manifest", "steps"},
+     {"manifest", "ranks", "steps"},
      "is neither a file nor a folder"},
 };
 
