@@ -15,11 +15,6 @@ namespace rlk {
 
 inline constexpr int64_t kFingerprintPiece = 1 << 20;  // bytes
 
-// Pieces of one virtual slice: ceil(bytes / 1 MiB). What Ops::sha256_pieces writes for it.
-inline int64_t fingerprint_pieces(int64_t slice_bytes) {
-  return (slice_bytes + kFingerprintPiece - 1) / kFingerprintPiece;
-}
-
 // The tensor's fingerprint from its slices' piece digests, concatenated in (slice, piece) order.
 // Any thread or rank may have computed the digests.
 Digest combine_pieces(std::span<const Digest> pieces);
