@@ -79,12 +79,14 @@ TEST(SuperBatch, ASliceOwnsItsChunkAndTheMirroredOne) {
 
 TEST(SuperBatch, LeavesAreMultiplesOf64) {
   const auto samples = samples_of(kLengths, 1);
-  for (int cp : {1, 2, 4, 8})
-    for (const RankRows& r : make_super_batches(samples, 0, 6, cp, 65536)[0].ranks)
+  for (int cp : {1, 2, 4, 8}) {
+    const auto batches = make_super_batches(samples, 0, 6, cp, 65536);
+    for (const RankRows& r : batches[0].ranks)
       for (int leaf = 0; leaf <= r.leaves.count; ++leaf) {
         EXPECT_EQ(r.leaves.begin[leaf] % 64, 0);
         EXPECT_EQ(r.head_leaves.begin[leaf] % 64, 0);
       }
+  }
 }
 
 TEST(SuperBatch, HeadRowsAreThoseThatPredictAResponseToken) {
