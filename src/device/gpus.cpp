@@ -2,6 +2,7 @@
 
 #ifdef RLK_CUDA
 #include <dlfcn.h>
+#include <signal.h>
 
 #include "rlk/base/error.h"
 #endif
@@ -105,9 +106,26 @@ GpuInfo read_gpu(const Nvml& nvml, unsigned index) {
   return gpu;
 }
 
+// Threads that NVML starts inherit this mask, so that none of them takes a signal meant for rlk.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before_);
+  }
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
 }  // namespace
 
 GpuHost gpu_host() {
+  const SignalsBlocked blocked;
   const Nvml nvml;
   GpuHost host;
   if (!nvml) return host;

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/pidfd.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/syscall.h>
@@ -130,8 +131,16 @@ Subprocess Subprocess::spawn(const SpawnSpec& spec) {
     throw system_error(std::string(n == sizeof failure ? failure.call : "spawn") + " " +
                        spec.binary.string());
   }
+  Fd ended(pidfd_open(pid, 0));
+  if (ended.get() < 0) {
+    const Error error = system_error("pidfd_open");
+    kill(-pid, SIGKILL);
+    waitpid(pid, nullptr, 0);
+    throw error;
+  }
   Subprocess process;
   process.pid_ = pid;
+  process.ended_ = std::move(ended);
   process.running_ = true;
   process.pipe_[static_cast<int>(Channel::output)].fd = std::move(output.read);
   process.pipe_[static_cast<int>(Channel::status)].fd = std::move(status.read);
@@ -155,13 +164,14 @@ int Subprocess::reap() {
   while (waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
   }
   running_ = false;
+  ended_.reset();
   return status;
 }
 
 SubprocessSet::SubprocessSet() {
   sigset_t mask;
   sigemptyset(&mask);
-  for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGCHLD}) sigaddset(&mask, signal);
+  for (int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&mask, signal);
   if (sigprocmask(SIG_BLOCK, &mask, &previous_mask_) != 0) throw system_error("sigprocmask");
   signals_ = Fd(signalfd(-1, &mask, SFD_NONBLOCK | SFD_CLOEXEC));
   if (signals_.get() < 0) {
@@ -199,9 +209,11 @@ void SubprocessSet::signal_all(int signal) const {
 
 void SubprocessSet::wait(std::chrono::steady_clock::time_point deadline, Listener& listener) {
   std::vector<pollfd> polls{{signals_.get(), POLLIN, 0}};
-  for (const Subprocess& p : processes_)
+  for (const Subprocess& p : processes_) {
+    if (p.running_) polls.push_back({p.ended_.get(), POLLIN, 0});
     for (const auto& pipe : p.pipe_)
       if (pipe.fd.get() >= 0) polls.push_back({pipe.fd.get(), POLLIN, 0});
+  }
   const auto left =
       std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
   const int limit = static_cast<int>(std::clamp<int64_t>(left.count(), 0, 60'000));
@@ -229,7 +241,7 @@ void SubprocessSet::wait(std::chrono::steady_clock::time_point deadline, Listene
 void SubprocessSet::read_signals(Listener& listener) {
   signalfd_siginfo info;
   while (read(signals_.get(), &info, sizeof info) == sizeof info)
-    if (info.ssi_signo != SIGCHLD) listener.on_signal(static_cast<int>(info.ssi_signo));
+    listener.on_signal(static_cast<int>(info.ssi_signo));
 }
 
 void SubprocessSet::drain(size_t index, Listener& listener) {

@@ -3,9 +3,10 @@
 // reads, reaps and tells a Listener.
 //
 // Ownership: the set owns processes and pipes; its destructor kills and reaps what still runs.
-// Signals: the set blocks SIGINT, SIGTERM, SIGHUP and SIGCHLD from its construction to its
-// destruction and takes them from a signalfd, so that nothing runs in a handler and no wait can
-// miss one. Threads: one, the one that made the set.
+// Signals: the set blocks SIGINT, SIGTERM and SIGHUP from its construction to its destruction and
+// takes them from a signalfd, so that nothing runs in a handler and no wait can miss one. Ends are
+// seen through pidfds: a library's thread that does not block SIGCHLD would swallow it.
+// Threads: one, the one that made the set.
 
 #include <signal.h>
 #include <sys/types.h>
@@ -64,6 +65,7 @@ class Subprocess {
 
   pid_t pid_ = -1;
   bool running_ = false;
+  Fd ended_;      // pidfd: readable once the process is a zombie
   Pipe pipe_[2];  // by Channel
 };
 

@@ -55,8 +55,7 @@ int worker_main(const std::vector<std::string>& args) {
     Rank rank(plan, *world, make_op_tables(plan, w.rank), std::chrono::milliseconds(w.timeout_ms));
     run_steps(rank, status);
     status.done();
-    // Everything is on disk and nobody reads this rank's memory any more: the kernel takes it back
-    // at once, while the device driver's own teardown was seen to hang.
+    // Everything is on disk and nobody reads this rank's memory any more: the kernel takes it back.
     std::_Exit(kExitOk);
   } catch (const std::exception& e) {
     // Whoever raised the abort flag has reported the failure that came first.

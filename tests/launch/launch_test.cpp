@@ -12,8 +12,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <fstream>
 #include <sstream>
+#include <thread>
 
 #include "rlk/base/error.h"
 
@@ -128,6 +130,25 @@ TEST_F(LaunchTest, AllRanksFinish) {
   const std::string status = text_of(dir_ / "job-status.txt");
   EXPECT_NE(status.find("\nstate: finished\n"), std::string::npos) << status;
   EXPECT_NE(status.find("\nrank 7: pid "), std::string::npos) << status;
+}
+
+// A thread of some library that takes SIGCHLD: ends are noticed without it.
+TEST_F(LaunchTest, EndsAreNoticedWhoeverTakesTheirSignal) {
+  sigset_t only, before;
+  sigemptyset(&only);
+  sigaddset(&only, SIGCHLD);
+  pthread_sigmask(SIG_BLOCK, &only, &before);
+  std::atomic<bool> done = false;
+  std::thread thief([&] {
+    const timespec shortly{0, 1'000'000};
+    while (!done) sigtimedwait(&only, nullptr, &shortly);
+  });
+  const LaunchResult result = launch(config("normal", 8));
+  done = true;
+  thief.join();
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  EXPECT_TRUE(result.ok()) << result.text();
+  EXPECT_LT(steady_clock::now() - start_, milliseconds(3000));  // deadlines are at 4 s and later
 }
 
 TEST_F(LaunchTest, ExitCodeIsReported) {

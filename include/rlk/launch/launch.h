@@ -8,7 +8,7 @@
 //
 // The first failure stops all: the world's abort flag is raised, then TERM, then KILL; every
 // process is reaped before launch() returns. SIGINT, SIGTERM and SIGHUP do the same and a second
-// one kills at once. launch() blocks these signals and SIGCHLD while it runs and restores the mask.
+// one kills at once. launch() blocks these signals while it runs and restores the mask.
 // Call it from the process's first thread: the kernel ties a child's life to the thread that made
 // it. One launch at a time.
 
