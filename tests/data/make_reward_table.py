@@ -2,12 +2,17 @@
 r"""Writes reward_table.json: answer pairs with what the deepscaler rule must say and what Math-Verify and sympy say.
 
 usage: make_reward_table.py > tests/data/reward_table.json
-Needs `pip install math-verify sympy`. Every row where Math-Verify differs from the expectation must have a reason in DIFFERENCES.
+Needs `pip install math-verify sympy`. math_verify: Math-Verify's verdict. sympy: whether sympy.simplify of the difference of both is 0;
+null where one is no expression to it (words, tuples, sets, intervals, equations). Every row where one of them differs from the
+expectation must have a reason, in DIFFERENCES or SYMPY_DIFFERENCES.
 """
 import json
 import logging
+import signal
 import sys
 
+import sympy
+from latex2sympy2_extended import latex2sympy
 from math_verify import parse, verify
 
 # (label, answers that are equal to it, answers that are not)
@@ -136,6 +141,43 @@ DIFFERENCES = {
 }
 
 
+UNIT = "sympy takes the unit for a product of variables"
+WORDS = "sympy takes words for products of variables"
+FLOAT = "sympy compares a float with an exact number"
+SYMPY_DIFFERENCES = {
+    ("42", "\\text{42}"): WORDS, ("12345", "12\\,345"): "sympy takes the thin space for a product", ("3\\frac{1}{2}", "3 1/2"): "sympy takes the space for a product",
+    ("6.02\\times 10^{23}", "602000000000000000000000"): FLOAT, ("6.02\\times 10^{23}", "602\\cdot 10^{21}"): FLOAT,
+    ("\\frac{1}{\\sqrt{2}}", "\\sqrt{0.5}"): FLOAT, ("50\\%", "50"): PERCENT, ("12.5\\%", "12.5"): PERCENT,
+    ("90^\\circ", "90\\text{ degrees}"): UNIT, ("\\sqrt[3]{-8}", "-2"): "sympy takes the principal complex root; the rule takes the real one",
+    ("-1", "i^2"): "sympy takes i for a variable here", ("\\frac{1}{i}", "-i"): "sympy takes i for a variable here",
+    ("\\frac{1}{i}", "i^3"): "sympy takes i for a variable here", ("\\sqrt{x^2}", "|x|"): "sympy allows complex variables; the rule takes real ones",
+    ("\\text{Friday}", "Friday"): WORDS, ("\\text{no solution}", "no solution"): WORDS,
+    ("1010_2", "1010_3"): "sympy drops the base of a numeral", ("1010_2", "1010"): "sympy drops the base of a numeral",
+    **{("5", "5" + unit): UNIT for unit in ["\\text{ cm}", " \\text{ meters}", "\\text{ cm}^2", " cm", "\\,\\text{km/h}", "\\mathrm{~kg}", " \\text{ dollars}", " inches"]},
+    **{("12\\text{ cm}^2", answer): UNIT for answer in ["12", "12 \\text{ square cm}"]},
+    **{("16\\pi\\text{ cm}^3", answer): UNIT for answer in ["16\\pi", "\\pi \\cdot 16"]},
+}
+
+
+def late(*_):
+    raise TimeoutError
+
+
+def sympy_judge(label, answer):
+    """Whether the difference simplifies to 0; None where there is none."""
+    signal.signal(signal.SIGALRM, late)
+    signal.alarm(60)
+    try:
+        x, y = latex2sympy(label), latex2sympy(answer)
+        if isinstance(x, sympy.Expr) and isinstance(y, sympy.Expr):
+            return bool(sympy.simplify(x - y) == 0)
+    except Exception:  # its parser raises many kinds
+        pass
+    finally:
+        signal.alarm(0)
+    return None
+
+
 def judge(label, answer):
     """Math-Verify's verdict on two boxed answers."""
     def boxed(text):
@@ -148,14 +190,18 @@ def main():
     rows, unexplained = [], 0
     for label, same, different in GROUPS:
         for answer, expected in [(a, True) for a in same] + [(a, False) for a in different]:
-            verdict = judge(label, answer)
-            row = {"label": label, "answer": answer, "equal": expected, "math_verify": verdict}
-            if verdict != expected:
-                row["why"] = DIFFERENCES.get((label, answer), "")
-                unexplained += not row["why"]
+            row = {"label": label, "answer": answer, "equal": expected}
+            for name, verdict, reasons in [("math_verify", judge(label, answer), DIFFERENCES),
+                                           ("sympy", sympy_judge(label, answer), SYMPY_DIFFERENCES)]:
+                row[name] = verdict
+                if verdict is not None and verdict != expected:
+                    row["why" if name == "math_verify" else "why_sympy"] = reason = reasons.get((label, answer), "")
+                    unexplained += not reason
             rows.append(row)
     print("[\n" + ",\n".join(json.dumps(r) for r in rows) + "\n]")
-    print(f"{len(rows)} pairs, {sum(r['equal'] != r['math_verify'] for r in rows)} differ from Math-Verify, {unexplained} unexplained",
+    by_sympy = [r for r in rows if r["sympy"] is not None]
+    print(f"{len(rows)} pairs; {sum(r['equal'] != r['math_verify'] for r in rows)} differ from Math-Verify; "
+          f"{sum(r['equal'] != r['sympy'] for r in by_sympy)} of {len(by_sympy)} differ from sympy; {unexplained} unexplained",
           file=sys.stderr)
 
 

@@ -32,6 +32,9 @@ TEST(MathAnswer, AgreesWithTheTable) {
     if (row["equal"] != row["math_verify"]) {
       EXPECT_FALSE(row["why"].get<std::string>().empty()) << label << " | " << answer;
     }
+    if (!row["sympy"].is_null() && row["sympy"] != row["equal"]) {
+      EXPECT_FALSE(row["why_sympy"].get<std::string>().empty()) << label << " | " << answer;
+    }
   }
 }
 
