@@ -218,7 +218,8 @@ int bench_engines(const EngineBenchOptions& options) {
     if (value < 1) defects.push_back({name, std::to_string(value), "must be at least 1"});
   };
   if (options.what != "score" && options.what != "train" && options.what != "step")
-    defects.push_back({"rlk bench", printable(options.what), "must be score, train or step"});
+    defects.push_back(
+        {"rlk bench", "\"" + printable(options.what) + "\"", "must be score, train or step"});
   if (options.backend != "cpu" && options.backend != "cuda")
     defects.push_back({"--backend", printable(options.backend), "must be cpu or cuda"});
   positive("--sequences", options.sequences);

@@ -210,3 +210,24 @@ TEST(Cli, InspectingWhatIsNoRunIsAUsageError) {
   expect_usage_error({{"compare", "/nowhere", "/nowhere"}}, {"/nowhere"});
   expect_usage_error({{"debug"}}, {"a run directory is missing"});
 }
+
+TEST(Cli, BenchRunsEveryEngineOnASyntheticModel) {
+  const std::string shape = RLK_SOURCE_DIR "/profiles/tiny/config.json";
+  for (const std::string engine : {"score", "train", "step"}) {
+    const Finished f =
+        run_rlk({{"bench", engine, "--backend", "cpu", "--shape", shape, "--sequences", "2",
+                  "--prompt", "5", "--response", "20", "--repeat", "1"}});
+    EXPECT_EQ(f.code, 0) << f.err;
+    EXPECT_NE(f.out.find(engine + " " + shape + ": 2 x 25 tokens"), std::string::npos) << f.out;
+  }
+  const Finished ops =
+      run_rlk({{"bench", "train", "--backend", "cpu", "--shape", shape, "--sequences", "1",
+                "--response", "20", "--by-op", "--activation-gib", "0"}});
+  EXPECT_EQ(ops.code, 0) << ops.err;
+  for (const char* op : {"gemm_wgrad", "attention_bwd_dq", "all ops"})
+    EXPECT_NE(ops.out.find(op), std::string::npos) << ops.out;
+  expect_usage_error({{"bench", "decoder"}}, {"\"decoder\"", "score, train or step"});
+  expect_usage_error({{"bench", "train", "--backend", "cpu", "--shape", shape, "--response", "0"}},
+                     {"--response: 0"});
+  expect_usage_error({{"bench", "train", "--shape", "qwen3-9b"}}, {"qwen3-9b"});
+}
