@@ -94,6 +94,11 @@ __device__ inline uint32_t ld_shared_u32(uint32_t address) {
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
   return v;
 }
+__device__ inline uint2 ld_shared_u32x2(uint32_t address) {
+  uint2 v;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
+  return v;
+}
 
 // Four 8x8 b16 matrices; lane l names row l % 8 of matrix l / 8.
 __device__ inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) {
@@ -132,15 +137,6 @@ __device__ inline void fence_async_proxy() {
 __device__ inline void cp_async_16(uint32_t to, const void* from, int bytes = 16) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");
-}
-// 4 bytes; zero-fills when `bytes` is 0. Its completion arrives at `bar` with cp_async_mbar_arrive.
-__device__ inline void cp_async_4(uint32_t to, const void* from, int bytes = 4) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes)
-               : "memory");
-}
-// One of the barrier's expected arrivals, once all this thread's earlier cp.async have landed.
-__device__ inline void cp_async_mbar_arrive(uint32_t bar) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
 }
 __device__ inline void cp_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");

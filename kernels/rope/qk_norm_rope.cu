@@ -2,14 +2,17 @@
 //
 // A head's row is held by Dh/8 lanes ("a group"): lane j has elements 4j..4j+3 of the lower half
 // and the same of the upper half, the pairs that RoPE rotates. Sums over a head: a chain over the
-// lane's lower, then upper elements; then the butterfly over the group. A group walks over several
-// heads of one token, so cos and sin are read once. Backward: a block takes 16 rows counted from
-// the leaf's start and one virtual slice; weight gradients are a chain over each group's (row,
-// head) items in order, groups in order, then blocks of a leaf in order.
+// lane's lower, then upper elements; then the butterfly over the group. Forward: a warp takes a few
+// heads of one token, all of them in flight at once, and reads cos and sin once for them. Backward:
+// a block takes 16 rows counted from the leaf's start and one virtual slice; weight gradients are a
+// chain over each group's (row, head) items in order, groups in order, then blocks of a leaf in
+// order.
 
 #include "kernels/common/check.h"
 #include "kernels/common/grid.h"
+#include "kernels/common/launch.h"
 #include "kernels/common/leaves.cuh"
+#include "kernels/common/ptx.cuh"
 #include "kernels/common/reduce.cuh"
 #include "kernels/common/vec.cuh"
 #include "kernels/launchers.h"
@@ -56,12 +59,16 @@ __device__ inline Pairs select(bool first, const RawPairs& a, const RawPairs& b)
                    {first ? a.hi.x : b.hi.x, first ? a.hi.y : b.hi.y}});
 }
 
+__device__ inline RawPairs round_pairs(const Pairs& p) {
+  return {{round_pair(p.lo[0], p.lo[1]), round_pair(p.lo[2], p.lo[3])},
+          {round_pair(p.hi[0], p.hi[1]), round_pair(p.hi[2], p.hi[3])}};
+}
+
 template <int Dh>
 __device__ inline void store_pairs(bf16* row, int lane, const Pairs& p) {
-  *reinterpret_cast<uint2*>(row + lane * 4) =
-      make_uint2(round_pair(p.lo[0], p.lo[1]), round_pair(p.lo[2], p.lo[3]));
-  *reinterpret_cast<uint2*>(row + Dh / 2 + lane * 4) =
-      make_uint2(round_pair(p.hi[0], p.hi[1]), round_pair(p.hi[2], p.hi[3]));
+  const RawPairs raw = round_pairs(p);
+  *reinterpret_cast<uint2*>(row + lane * 4) = raw.lo;
+  *reinterpret_cast<uint2*>(row + Dh / 2 + lane * 4) = raw.hi;
 }
 
 // cos and sin of the lane's four frequencies.
@@ -105,19 +112,24 @@ __device__ inline void rotate_back(Pairs& p, const Angles& a) {
   }
 }
 
-// Where head `head` of a token's packed row goes: q, k or v head `index` of this rank.
+// Where a head of a token's packed row goes: q, k or v head `index` of this rank.
 enum class Part { q, k, v };
 struct HeadPlace {
-  Part part;
-  int index;
-};
+  int slice, j;  // head j of the slice's q | k | v
 
-__device__ inline HeadPlace head_place(int head, int hq, int hkv) {
-  const int slice = head / (hq + 2 * hkv), j = head - slice * (hq + 2 * hkv);
-  if (j < hq) return {Part::q, slice * hq + j};
-  if (j < hq + hkv) return {Part::k, slice * hkv + j - hq};
-  return {Part::v, slice * hkv + j - hq - hkv};
-}
+  __device__ HeadPlace(int head, int local) : slice(head / local), j(head - head / local * local) {}
+  __device__ void advance(int heads, int local) {
+    for (j += heads; j >= local; j -= local) ++slice;
+  }
+  __device__ Part part(int hq, int hkv) const {
+    return j < hq ? Part::q : j < hq + hkv ? Part::k : Part::v;
+  }
+  __device__ int index(int hq, int hkv) const {
+    if (j < hq) return slice * hq + j;
+    const int k = j - hq;
+    return slice * hkv + (k < hkv ? k : k - hkv);
+  }
+};
 
 // Element of (sequence, position, head) in the pages of `shards`.
 __device__ inline bf16* cache_row(bf16* const* shards, const KvCache& c, int64_t seq,
@@ -127,61 +139,61 @@ __device__ inline bf16* cache_row(bf16* const* shards, const KvCache& c, int64_t
          position % c.page_size * c.token_stride + head * c.head_stride;
 }
 
-// A block takes `tokens` rows after each other, so that the weights are read once.
+constexpr int kHeadsAtOnce = 4;  // of a group, all in flight before the first is used
+
+template <int Dh>
+constexpr int kWarpHeads = kHeadsAtOnce * 256 / Dh;  // of a warp: 32 lanes are 256/Dh groups
+
+// A warp takes chunk `task % chunks` of the heads of token `task / chunks`.
 template <int Dh>
 __global__ void __launch_bounds__(kThreads)
-    qk_norm_rope_kernel(QkNormRopeArgs a, KvCache cache, bool to_cache, int tokens) {
-  constexpr int kLanes = Dh / 8, kGroups = kThreads / kLanes;
-  constexpr int kBatch = 4;  // heads that a group has in flight
-  const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
-  const int heads = a.slices * (a.hq + 2 * a.hkv);
+    qk_norm_rope_kernel(QkNormRopeArgs a, KvCache cache, bool to_cache, int chunks) {
+  constexpr int kLanes = Dh / 8, kGroups = 32 / kLanes;
+  const unsigned task = blockIdx.x * (kThreads / 32) + threadIdx.x / 32;
+  const int64_t t = task / static_cast<unsigned>(chunks);
+  if (t >= a.T) return;
+  const int lane = threadIdx.x % kLanes, group = threadIdx.x % 32 / kLanes;
+  const int local = a.hq + 2 * a.hkv, heads = a.slices * local;
+  const int first = static_cast<int>(task % static_cast<unsigned>(chunks)) * kWarpHeads<Dh> + group;
+  const int32_t position = a.position[t];
+  RawPairs raw[kHeadsAtOnce];
+#pragma unroll
+  for (int b = 0; b < kHeadsAtOnce; ++b) {
+    const int head = min(first + b * kGroups, heads - 1);
+    raw[b] = load_raw<Dh>(a.qkv + (t * heads + head) * Dh, lane);
+  }
   const RawPairs wq = load_raw<Dh>(a.q_weight, lane), wk = load_raw<Dh>(a.k_weight, lane);
-  const int64_t begin = static_cast<int64_t>(blockIdx.x) * tokens;
-  const int64_t end = min(begin + tokens, a.T);
-  int32_t next_position = a.position[begin];
-  for (int64_t t = begin; t < end; ++t) {
-    const int32_t position = next_position;  // read a row ahead: the angles' address hangs on it
-    if (t + 1 < end) next_position = a.position[t + 1];
-    const int32_t seq = to_cache ? a.seq[t] : 0;
-    const Angles angles = load_angles<Dh>(a.rope, position, lane);
-    // Whole warps stay in the loop: the sums exchange values between lanes.
-    for (int first = 0; first < heads; first += kGroups * kBatch) {
-      RawPairs raw[kBatch];
+  const int32_t seq = to_cache ? a.seq[t] : 0;
+  const Angles angles = load_angles<Dh>(a.rope, position, lane);
+  HeadPlace place(first, local);
+  // Whole warps stay in the loop: the sums exchange values between lanes.
 #pragma unroll
-      for (int b = 0; b < kBatch; ++b) {
-        const int head = first + b * kGroups + group;
-        raw[b] = load_raw<Dh>(a.qkv + (t * heads + (head < heads ? head : 0)) * Dh, lane);
+  for (int b = 0; b < kHeadsAtOnce; ++b, place.advance(kGroups, local)) {
+    Pairs x = to_pairs(raw[b]);
+    const float rstd = head_rstd<Dh>(x, a.eps);
+    if (first + b * kGroups >= heads) continue;
+    const Part part = place.part(a.hq, a.hkv);
+    const int index = place.index(a.hq, a.hkv);
+    if (part != Part::v) {
+      const Pairs w = select(part == Part::q, wq, wk);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        x.lo[i] = x.lo[i] * rstd * w.lo[i];
+        x.hi[i] = x.hi[i] * rstd * w.hi[i];
       }
-#pragma unroll
-      for (int b = 0; b < kBatch; ++b) {
-        if (first + b * kGroups >= heads) break;
-        const int head = first + b * kGroups + group;
-        Pairs x = to_pairs(raw[b]);
-        const float rstd = head_rstd<Dh>(x, a.eps);
-        const HeadPlace place = head_place(head, a.hq, a.hkv);
-        if (place.part != Part::v) {
-          const Pairs w = select(place.part == Part::q, wq, wk);
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            x.lo[i] = round_to_bf16(x.lo[i] * rstd * w.lo[i]);
-            x.hi[i] = round_to_bf16(x.hi[i] * rstd * w.hi[i]);
-          }
-          rotate(x, angles);
-        }
-        if (head >= heads) continue;
-        bf16* out;
-        if (place.part == Part::q) {
-          out = a.q + (t * a.slices * a.hq + place.index) * Dh;
-        } else if (to_cache) {
-          if (seq < 0) continue;
-          out = cache_row(place.part == Part::k ? cache.k : cache.v, cache, seq, position,
-                          place.index);
-        } else {
-          out = (place.part == Part::k ? a.k : a.v) + (t * a.slices * a.hkv + place.index) * Dh;
-        }
-        store_pairs<Dh>(out, lane, x);
-      }
+      x = to_pairs(round_pairs(x));
+      rotate(x, angles);
     }
+    bf16* out;
+    if (part == Part::q) {
+      out = a.q + (t * a.slices * a.hq + index) * Dh;
+    } else if (to_cache) {
+      if (seq < 0) continue;
+      out = cache_row(part == Part::k ? cache.k : cache.v, cache, seq, position, index);
+    } else {
+      out = (part == Part::k ? a.k : a.v) + (t * a.slices * a.hkv + index) * Dh;
+    }
+    store_pairs<Dh>(out, lane, x);
   }
 }
 
@@ -194,53 +206,108 @@ __device__ inline void add_products(Pairs& sum, const Pairs& g, const Pairs& xha
   }
 }
 
+// A block's items: (row, head) pairs, item i of group i % groups. x and g of the next kDepth items
+// of every group are on their way to shared memory; a group's lanes, all of one warp, copy 16 bytes
+// each and read their halves.
+template <int Dh>
+struct Items {
+  static constexpr int kLanes = Dh / 8, kGroups = kThreads / kLanes, kDepth = 4;
+  static constexpr int kSlotBytes = 2 * Dh * 2;  // x, then g
+
+  const QkNormRopeBwdArgs& a;
+  const int64_t row0;
+  const int slice, lane, local;
+  const uint32_t slots;  // of the group, one a depth
+  const int step_rows, step_heads;
+
+  struct At {
+    int row, head;
+  };
+  __device__ At first(int group) const { return {group / local, group % local}; }
+  __device__ void advance(At& at) const {
+    at.row += step_rows;
+    at.head += step_heads;
+    if (at.head < local) return;
+    at.head -= local;
+    ++at.row;
+  }
+  __device__ int64_t packed(const At& at) const {  // row of qkv and dqkv
+    return ((row0 + at.row) * a.slices + slice) * local + at.head;
+  }
+  __device__ uint32_t slot(int n) const { return slots + n % kDepth * (kGroups * kSlotBytes); }
+
+  // Starts the group's n-th item, where there is one; v heads need no x.
+  __device__ void start(int n, const At& at) const {
+    if (at.row < kRows) {
+      const int64_t rank_slice = (row0 + at.row) * a.slices + slice;
+      const int k = at.head - a.hq, v = k - a.hkv;
+      const bf16* g = k < 0   ? a.dq + (rank_slice * a.hq + at.head) * Dh
+                      : v < 0 ? a.dk + (rank_slice * a.hkv + k) * Dh
+                              : a.dv + (rank_slice * a.hkv + v) * Dh;
+      const uint32_t to = slot(n) + lane * 16;
+      if (v < 0) cp_async_16(to, a.qkv + packed(at) * Dh + lane * 8);
+      cp_async_16(to + Dh * 2, g + lane * 8);
+    }
+    cp_async_commit();
+  }
+  __device__ RawPairs read(int n, int part) const {
+    const uint32_t from = slot(n) + part * (Dh * 2) + lane * 8;
+    return {ld_shared_u32x2(from), ld_shared_u32x2(from + Dh)};
+  }
+};
+
 template <int Dh>
 __global__ void __launch_bounds__(kThreads, 4)
     qk_norm_rope_bwd_kernel(QkNormRopeBwdArgs a, float* part) {
-  constexpr int kLanes = Dh / 8, kGroups = kThreads / kLanes;
-  __shared__ float sums[2][kGroups][Dh];
+  using L = Items<Dh>;
+  constexpr int kLanes = L::kLanes, kGroups = L::kGroups;
+  union Shared {
+    uint4 slots[L::kDepth * kGroups * L::kSlotBytes / 16];
+    float sums[2][kGroups][Dh];
+  };
+  __shared__ Shared shared;
+  grid_launch_dependents();
   const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes, slice = blockIdx.y;
   const int64_t row0 = a.leaves.begin[0] + static_cast<int64_t>(blockIdx.x) * kRows;
   const int local = a.hq + 2 * a.hkv;
-  const int step_rows = kGroups / local, step_heads = kGroups % local;
-  const RawPairs wq = load_raw<Dh>(a.q_weight, lane), wk = load_raw<Dh>(a.k_weight, lane);
+  const L items{a,
+                row0,
+                slice,
+                lane,
+                local,
+                smem_address(shared.slots) + group * L::kSlotBytes,
+                kGroups / local,
+                kGroups % local};
+  typename L::At at = items.first(group), ahead = at;
+#pragma unroll
+  for (int n = 0; n < L::kDepth; ++n, items.advance(ahead)) items.start(n, ahead);
+  // Lane r of 16 keeps the position of row r; cos and sin are read an item ahead.
+  const int32_t positions = a.position[row0 + threadIdx.x % kRows];
+  const auto angles_of = [&](int row) {
+    const int32_t position = __shfl_sync(0xffffffffu, positions, row % kRows);
+    return load_angles<Dh>(a.rope, position, lane);
+  };
+  Angles next_angles = angles_of(at.row);
   Pairs dw[2] = {};
-
-  // A group's items: (row, head) pairs group, group + kGroups, ... The next item is in flight while
-  // one is worked on.
-  struct Item {
-    RawPairs x, g;
-    int32_t position;
-  };
-  const auto load = [&](int row, int head) {
-    const int64_t t = row0 + row, rank_slice = t * a.slices + slice;
-    const bf16* g = head < a.hq           ? a.dq + (rank_slice * a.hq + head) * Dh
-                    : head < a.hq + a.hkv ? a.dk + (rank_slice * a.hkv + head - a.hq) * Dh
-                                          : a.dv + (rank_slice * a.hkv + head - a.hq - a.hkv) * Dh;
-    return Item{load_raw<Dh>(a.qkv + (rank_slice * local + head) * Dh, lane), load_raw<Dh>(g, lane),
-                a.position[t]};
-  };
-  int row = group / local, head = group % local;
-  Item next = load(min(row, kRows - 1), head);
   // Whole warps stay in the loop: the sums exchange values between lanes.
-  for (int first = 0; first < kRows * local; first += kGroups) {
-    const bool active = row < kRows;
-    const Item item = next;
-    const int my_row = row, my_head = head;
-    row += step_rows;
-    head += step_heads;
-    if (head >= local) {
-      head -= local;
-      ++row;
-    }
-    next = load(min(row, kRows - 1), head);
+#pragma unroll 1
+  for (int n = 0; n * kGroups < kRows * local; ++n) {
+    const bool is_q = at.head < a.hq, norm = at.head < a.hq + a.hkv;
+    cp_async_wait<L::kDepth - 1>();
+    __syncwarp();
+    const Pairs x = to_pairs(norm ? items.read(n, 0) : RawPairs{});
+    Pairs g = to_pairs(items.read(n, 1));
+    __syncwarp();  // all have read before the slot is filled again
+    items.start(n + L::kDepth, ahead);
+    items.advance(ahead);
+    const typename L::At now = at;
+    const Angles angles = next_angles;
+    items.advance(at);
+    next_angles = angles_of(at.row);
 
-    const Pairs x = to_pairs(item.x);
-    Pairs g = to_pairs(item.g);
     const float rstd = head_rstd<Dh>(x, a.eps);
-    const bool is_q = my_head < a.hq, norm = my_head < a.hq + a.hkv;
-    if (norm) rotate_back(g, load_angles<Dh>(a.rope, item.position, lane));
-    const Pairs w = select(is_q, wq, wk);
+    if (norm) rotate_back(g, angles);
+    const Pairs w = to_pairs(load_raw<Dh>(is_q ? a.q_weight : a.k_weight, lane));  // from L1
     Pairs xhat, gw;
     float dot = 0;
 #pragma unroll
@@ -255,7 +322,7 @@ __global__ void __launch_bounds__(kThreads, 4)
 #pragma unroll
     for (int i = 0; i < 4; ++i) dot = fmaf(gw.hi[i], xhat.hi[i], dot);
     const float mean = lanes_sum<kLanes>(dot) * (1.0f / Dh);
-    if (!active) continue;
+    if (now.row >= kRows) continue;
     if (norm) {
       if (is_q)  // not dw[...]: registers have no run-time index
         add_products(dw[0], g, xhat);
@@ -267,30 +334,32 @@ __global__ void __launch_bounds__(kThreads, 4)
         g.hi[i] = rstd * fmaf(-xhat.hi[i], mean, gw.hi[i]);
       }
     }
-    const int64_t out = (row0 + my_row) * a.slices + slice;
-    store_pairs<Dh>(a.dqkv + (out * local + my_head) * Dh, lane, g);
+    store_pairs<Dh>(a.dqkv + items.packed(now) * Dh, lane, g);
   }
+  cp_async_wait<0>();
+  __syncthreads();  // the slots become the sums
 #pragma unroll
   for (int p = 0; p < 2; ++p) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      sums[p][group][lane * 4 + i] = dw[p].lo[i];
-      sums[p][group][Dh / 2 + lane * 4 + i] = dw[p].hi[i];
+      shared.sums[p][group][lane * 4 + i] = dw[p].lo[i];
+      shared.sums[p][group][Dh / 2 + lane * 4 + i] = dw[p].hi[i];
     }
   }
   __syncthreads();
   for (int j = threadIdx.x; j < 2 * Dh; j += kThreads) {
     float sum = 0;
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) sum += sums[j / Dh][g][j % Dh];
+    for (int g = 0; g < kGroups; ++g) sum += shared.sums[j / Dh][g][j % Dh];
     part[(static_cast<int64_t>(blockIdx.x) * a.slices + slice) * 2 * Dh + j] = sum;
   }
 }
 
-// One block a (leaf, slice): blocks of kRows rows in order.
+// One block a (leaf, slice): blocks of kRows rows in order. Launched while the kernel above ends.
 __global__ void __launch_bounds__(kThreads)
     qk_wgrad_leaves_kernel(QkNormRopeBwdArgs a, const float* part) {
   const int leaf = blockIdx.x, slice = blockIdx.y;
+  grid_dependency_wait();
   for (int j = threadIdx.x; j < 2 * a.Dh; j += kThreads) {
     const int64_t width = static_cast<int64_t>(a.slices) * 2 * a.Dh;
     const float sum = leaf_sum<kRows>(part, width, slice * 2 * a.Dh + j, a.leaves, leaf);
@@ -338,10 +407,11 @@ void qk_norm_rope(Stream stream, const QkNormRopeArgs& a) {
   const bool to_cache = a.k == nullptr;
   require(!to_cache || a.cache != nullptr, "qk_norm_rope", "needs k and v or a cache");
   for_head_dim("qk_norm_rope", a.Dh, [&]<int Dh>() {
-    // Few rows: a block each. Many: several a block, still thousands of blocks.
-    const int tokens = a.T >= 2048 ? 4 : 1;
-    qk_norm_rope_kernel<Dh><<<blocks_for(a.T, tokens), kThreads, 0, stream_of(stream)>>>(
-        a, to_cache ? *a.cache : KvCache{}, to_cache, tokens);
+    const int64_t chunks = ceil_div(a.slices * (a.hq + 2 * a.hkv), kWarpHeads<Dh>);
+    require(a.T * chunks <= 0x7fffffff, "qk_norm_rope", "too many rows");
+    qk_norm_rope_kernel<Dh>
+        <<<blocks_for(a.T * chunks, kThreads / 32), kThreads, 0, stream_of(stream)>>>(
+            a, to_cache ? *a.cache : KvCache{}, to_cache, static_cast<int>(chunks));
   });
   check_launch("qk_norm_rope");
 }
@@ -362,9 +432,12 @@ void qk_norm_rope_bwd(Stream stream, const QkNormRopeBwdArgs& a) {
     });
     check_launch("qk_norm_rope_bwd");
   }
-  const dim3 grid(a.leaves.count, a.slices);
-  qk_wgrad_leaves_kernel<<<grid, kThreads, 0, stream_of(stream)>>>(a, part);
-  check_launch("qk_norm_rope_bwd");
+  launch("qk_norm_rope_bwd",
+         {.grid = dim3(a.leaves.count, a.slices),
+          .block = dim3(kThreads),
+          .dependent = true,
+          .stream = stream_of(stream)},
+         qk_wgrad_leaves_kernel, a, part);
 }
 
 void kv_write(Stream stream, const KvWriteArgs& a) {
