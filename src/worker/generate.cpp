@@ -121,6 +121,7 @@ struct Input {
       : config(read_model_config(o.model.dir)),
         tokenizer(o.model.dir / "tokenizer.json"),
         prompts(source..., prompt_options(o, config), tokenizer) {
+    check_sampling(o.sampling, config);
     if (o.chat_template) check_chat_template(o.model.dir);
   }
 

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include "rlk/base/error.h"
 #include "wiring.h"
 
 namespace rlk {
@@ -27,6 +28,12 @@ uint64_t arena_bytes(const ModelConfig& m, uint64_t shared_bytes) {
 }
 
 }  // namespace
+
+void check_sampling(const SamplingParams& sampling, const ModelConfig& m) {
+  if (sampling.top_k > m.vocab)
+    throw InputError("--top-k " + std::to_string(sampling.top_k),
+                     "must be -1 or from 1 to the vocabulary's " + std::to_string(m.vocab));
+}
 
 uint64_t weight_bytes(const ModelConfig& m) {
   return static_cast<uint64_t>(ArenaLayout(m, kSlices).elements()) * sizeof(bf16);

@@ -40,6 +40,9 @@ class LocalRank {
   Weights weights_;
 };
 
+// InputError where the model's vocabulary forbids it.
+void check_sampling(const SamplingParams&, const ModelConfig&);
+
 // Bytes of the weights.
 uint64_t weight_bytes(const ModelConfig&);
 

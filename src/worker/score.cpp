@@ -65,6 +65,7 @@ void write_tensors(const std::filesystem::path& out, const std::vector<Sample>& 
 int64_t score_lines(const ScoreOptions& o, std::istream& in, const std::string& source,
                     std::ostream& lines) {
   const ModelConfig config = read_model_config(o.model.dir);
+  check_sampling(o.sampling, config);
   std::vector<Sample> samples =
       read_score_lines(in, source, config, o.model.dir / "tokenizer.json");
 

@@ -316,6 +316,8 @@ TEST_F(Model, BadInputIsNamedWithItsPlace) {
                   "0", "--backend", "tpu", "--threads", "x"},
                  {"--in /nowhere", "--temperature -1", "--top-p 0", "--top-k 0", "--backend tpu",
                   "--threads x"});
+  expect_refused({"generate", "--prompt", "x", "--top-k", "99999"},
+                 {"--top-k 99999: must be -1 or from 1 to the vocabulary's"});
   expect_refused({"generate"}, {"give one of --prompt and --prompts"});
   expect_refused({"generate", "--prompt", "x", "--prompts", "y"}, {"two sources"});
   expect_refused({"generate", "--prompt", "\xff"}, {"--prompt: \\xff; must be UTF-8"});
