@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <sys/pidfd.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/syscall.h>
@@ -131,7 +130,8 @@ Subprocess Subprocess::spawn(const SpawnSpec& spec) {
     throw system_error(std::string(n == sizeof failure ? failure.call : "spawn") + " " +
                        spec.binary.string());
   }
-  Fd ended(pidfd_open(pid, 0));
+  // glibc 2.36 declares pidfd_open for C alone.
+  Fd ended(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
   if (ended.get() < 0) {
     const Error error = system_error("pidfd_open");
     kill(-pid, SIGKILL);

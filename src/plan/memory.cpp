@@ -16,7 +16,6 @@ constexpr int64_t kBf16 = 2, kF32 = 4, kStats = 16, kCandidate = 8;
 constexpr int64_t kMaxRunning = 256;  // sequences an engine decodes at once
 constexpr int64_t kMicroBatchCpu = 1024, kMicroBatchGpu = 8192;  // rows, at most
 constexpr int64_t kLeafPadding = 64;  // of the token lists of weight gradients, and least rows
-constexpr int64_t kChunks = 16;       // of a sequence, dealt over the CP group (R7)
 constexpr int64_t kSplit = 1024;      // keys of an attention split
 constexpr int64_t kUnit = 262144;     // elements of the optimizer's pieces, dealt over the CP group
 constexpr int64_t kPrompt = 1024;     // tokens that a prompt of files is expected to have at most
