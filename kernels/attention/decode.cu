@@ -86,27 +86,41 @@ struct Barriers {
 };
 constexpr int kHandOver = 160;  // threads of `written` and `counted`: consumers and publisher
 
-// Items run over (segment, split, KV head), heads fastest; items of no key are passed over by every
-// role alike.
+// Items run over (split, segment, KV head), heads fastest, up to the last split that any segment
+// has: the bound that a graph was captured with costs nothing where contexts are shorter. Items of
+// no key are passed over by every role alike.
 struct Item {
   int segment, head, split, context, tiles, splits;
   AttentionSegment s;
 };
 
+__device__ inline int context_of(const AttentionSegment& s) {
+  return s.len > 0 ? s.position + 1 : 0;
+}
+
+// For a whole warp.
+__device__ inline int item_count(const DecodeArgs& a) {
+  int longest = 0;
+  for (int i = lane_id(); i < a.n_segments; i += 32)
+    longest = max(longest, context_of(a.segments[i]));
+  longest = __reduce_max_sync(0xffffffffu, longest);
+  return ((longest + (1 << a.split_shift) - 1) >> a.split_shift) * a.n_segments * a.KH;
+}
+
 template <class F>
 __device__ void for_items(const DecodeArgs& a, int first, int step, F f) {
-  const int total = a.n_segments * a.splits * a.KH;
+  const int total = item_count(a);
   AttentionSegment next{};
-  if (first < total) next = a.segments[first / a.KH / a.splits];
+  if (first < total) next = a.segments[first / a.KH % a.n_segments];
   for (int i = first; i < total; i += step) {
     Item item;
     item.s = next;
     if (i + step < total)
-      next = a.segments[(i + step) / a.KH / a.splits];  // hides its latency behind this item
+      next = a.segments[(i + step) / a.KH % a.n_segments];  // hides its latency behind this item
     item.head = i % a.KH;
-    item.split = i / a.KH % a.splits;
-    item.segment = i / a.KH / a.splits;
-    item.context = item.s.len > 0 ? item.s.position + 1 : 0;
+    item.segment = i / a.KH % a.n_segments;
+    item.split = i / a.KH / a.n_segments;
+    item.context = context_of(item.s);
     const int keys = min(item.context - (item.split << a.split_shift), 1 << a.split_shift);
     if (keys <= 0) continue;
     item.tiles = (keys + kTile - 1) / kTile;

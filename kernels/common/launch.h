@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "kernels/common/check.h"
+#include "rlk/device/ops.h"
 
 namespace rlk::cuda {
 
@@ -63,6 +64,16 @@ void launch(const char* op, const Launch& l, void (*kernel)(Parameters...),
     a.val.programmaticStreamSerializationAllowed = 1;
   }
   check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), op);
+}
+
+// A small kernel that begins with grid_launch_dependents(); grid_dependency_wait(): its launch, and
+// what the kernel behind it may do early, hide behind the kernel ahead. Nothing is read or written
+// before the wait, so the stream's order holds as without it.
+template <class... Parameters, class... Arguments>
+void launch_dependent(const char* op, Stream stream, dim3 grid, unsigned block,
+                      void (*kernel)(Parameters...), const Arguments&... arguments) {
+  launch(op, {.grid = grid, .block = block, .dependent = true, .stream = stream_of(stream)}, kernel,
+         arguments...);
 }
 
 }  // namespace rlk::cuda

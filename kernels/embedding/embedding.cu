@@ -59,6 +59,8 @@ __global__ void __launch_bounds__(kThreads) embedding_bwd_kernel(EmbeddingBwdArg
 void embedding(Stream stream, const EmbeddingArgs& a) {
   if (a.T == 0) return;
   require(a.D % 8 == 0, "embedding", "D = " + std::to_string(a.D) + ", must be a multiple of 8");
+  // Not a dependent launch: a step's first kernel starts when all before it is over, which is what
+  // AttentionArgs::past_ready and GemmArgs::w_ready count on.
   embedding_kernel<<<blocks_for(a.T, 1), kThreads, 0, stream_of(stream)>>>(a);
   check_launch("embedding");
 }

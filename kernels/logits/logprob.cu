@@ -5,7 +5,9 @@
 
 #include "kernels/common/check.h"
 #include "kernels/common/grid.h"
+#include "kernels/common/launch.h"
 #include "kernels/common/math.cuh"
+#include "kernels/common/ptx.cuh"
 #include "kernels/common/reduce.cuh"
 #include "kernels/launchers.h"
 #include "kernels/logits/logits.cuh"
@@ -19,6 +21,8 @@ constexpr int kVector = 8;
 template <int Vectors>
 __global__ void __launch_bounds__(kThreads) stats_kernel(LogprobStatsArgs a) {
   __shared__ float scratch[2][kThreads / 32];
+  grid_launch_dependents();
+  grid_dependency_wait();
   const LogitsView& v = a.logits;
   const int64_t t = blockIdx.x;
   const int slice = blockIdx.y;
@@ -74,6 +78,8 @@ __global__ void __launch_bounds__(kThreads) stats_kernel(LogprobStatsArgs a) {
 }
 
 __global__ void __launch_bounds__(kThreads) merge_kernel(LogprobMergeArgs a) {
+  grid_launch_dependents();
+  grid_dependency_wait();
   const int64_t t = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (t >= a.T) return;
   const int per_rank = kSlices / a.ranks;
@@ -130,19 +136,16 @@ void logprob_stats(Stream stream, const LogprobStatsArgs& a) {
   const int64_t vectors = ceil_div(v.slice_rows, kThreads * kVector);
   require(vectors <= 16, "logprob_stats",
           "slice_rows = " + std::to_string(v.slice_rows) + ", at most 32768");
-  if (vectors <= 2)
-    stats_kernel<2><<<grid, kThreads, 0, stream_of(stream)>>>(a);
-  else if (vectors <= 10)
-    stats_kernel<10><<<grid, kThreads, 0, stream_of(stream)>>>(a);
-  else
-    stats_kernel<16><<<grid, kThreads, 0, stream_of(stream)>>>(a);
-  check_launch("logprob_stats");
+  launch_dependent("logprob_stats", stream, grid, kThreads,
+                   vectors <= 2    ? stats_kernel<2>
+                   : vectors <= 10 ? stats_kernel<10>
+                                   : stats_kernel<16>,
+                   a);
 }
 
 void logprob_merge(Stream stream, const LogprobMergeArgs& a) {
   if (a.T == 0) return;
-  merge_kernel<<<blocks_for(a.T, kThreads), kThreads, 0, stream_of(stream)>>>(a);
-  check_launch("logprob_merge");
+  launch_dependent("logprob_merge", stream, blocks_for(a.T, kThreads), kThreads, merge_kernel, a);
 }
 
 void logprob_bwd(Stream stream, const LogprobBwdArgs& a) {

@@ -9,7 +9,9 @@
 
 #include "kernels/common/check.h"
 #include "kernels/common/grid.h"
+#include "kernels/common/launch.h"
 #include "kernels/common/math.cuh"
+#include "kernels/common/ptx.cuh"
 #include "kernels/launchers.h"
 #include "kernels/logits/logits.cuh"
 
@@ -47,6 +49,8 @@ __global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kThreads)
     sample_kernel(SampleArgs a) {
   __shared__ Candidate warps[kThreads / 32];
   __shared__ Candidate blocks[kBlocks];  // of the cluster's first block
+  grid_launch_dependents();
+  grid_dependency_wait();
   cg::cluster_group cluster = cg::this_cluster();
   auto started = cluster.barrier_arrive();  // waited for before the write into another block
   const LogitsView& v = a.logits;
@@ -110,6 +114,8 @@ __global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(256) sample_merge_kernel(SampleMergeArgs a) {
+  grid_launch_dependents();
+  grid_dependency_wait();
   const int64_t t = static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x;
   if (t >= a.T) return;
   Candidate best = a.best[t];
@@ -128,14 +134,12 @@ void sample(Stream stream, const SampleArgs& a) {
   if (v.T == 0) return;
   require(v.slice_rows % 8 == 0 && v.ld % 8 == 0 && aligned(v.x), "sample",
           "slice_rows and ld must be multiples of 8, the logits 16-byte aligned");
-  sample_kernel<<<blocks_for(v.T * kBlocks, 1), kThreads, 0, stream_of(stream)>>>(a);
-  check_launch("sample");
+  launch_dependent("sample", stream, blocks_for(v.T * kBlocks, 1), kThreads, sample_kernel, a);
 }
 
 void sample_merge(Stream stream, const SampleMergeArgs& a) {
   if (a.T == 0) return;
-  sample_merge_kernel<<<blocks_for(a.T, 256), 256, 0, stream_of(stream)>>>(a);
-  check_launch("sample_merge");
+  launch_dependent("sample_merge", stream, blocks_for(a.T, 256), 256, sample_merge_kernel, a);
 }
 
 }  // namespace rlk::cuda

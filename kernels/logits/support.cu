@@ -15,6 +15,8 @@
 
 #include "kernels/common/check.h"
 #include "kernels/common/grid.h"
+#include "kernels/common/launch.h"
+#include "kernels/common/ptx.cuh"
 #include "kernels/launchers.h"
 #include "kernels/logits/logits.cuh"
 
@@ -145,6 +147,8 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads)
   __shared__ uint32_t scratch_count[kWarps];
   __shared__ double scratch_mass[kWarps];
   __shared__ int scratch_min[kWarps];
+  grid_launch_dependents();
+  grid_dependency_wait();
   const int64_t t = blockIdx.x / 2;
   cg::cluster_group cluster = cg::this_cluster();
   const int rank = static_cast<int>(cluster.block_rank());
@@ -263,11 +267,13 @@ void logits_support(Stream stream, const SupportArgs& a) {
   require(v.slices == kSlices && v.first_slice == 0, "logits_support", "needs whole rows");
   require(v.slice_rows % 8 == 0 && v.ld % 8 == 0 && aligned(v.x), "logits_support",
           "slice_rows and ld must be multiples of 8, the logits 16-byte aligned");
-  check(cudaFuncSetAttribute(support_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             kCounterBytes),
-        "logits_support");
-  support_kernel<<<blocks_for(v.T * 2, 1), kThreads, kCounterBytes, stream_of(stream)>>>(a);
-  check_launch("logits_support");
+  launch("logits_support",
+         {.grid = blocks_for(v.T * 2, 1),
+          .block = kThreads,
+          .shared_bytes = kCounterBytes,
+          .dependent = true,
+          .stream = stream_of(stream)},
+         support_kernel, a);
 }
 
 }  // namespace rlk::cuda

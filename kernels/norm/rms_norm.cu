@@ -5,7 +5,9 @@
 
 #include "kernels/common/check.h"
 #include "kernels/common/grid.h"
+#include "kernels/common/launch.h"
 #include "kernels/common/leaves.cuh"
+#include "kernels/common/ptx.cuh"
 #include "kernels/common/reduce.cuh"
 #include "kernels/common/vec.cuh"
 #include "kernels/launchers.h"
@@ -20,6 +22,8 @@ constexpr int kMaxVectors = 4;  // D up to 8192
 template <int Vectors, bool HasDelta>
 __global__ void __launch_bounds__(kThreads) rms_norm_kernel(RmsNormArgs a) {
   __shared__ float scratch[kThreads / 32];
+  grid_launch_dependents();
+  grid_dependency_wait();
   const int64_t row = static_cast<int64_t>(blockIdx.x) * a.D;
   float x[Vectors][8];
   Bf16x8 w[Vectors];
@@ -160,12 +164,10 @@ void for_vectors(const char* op, int64_t D, Launch&& launch) {
 void rms_norm(Stream stream, const RmsNormArgs& a) {
   if (a.T == 0) return;
   for_vectors("rms_norm", a.D, [&]<int Vectors>() {
-    if (a.delta != nullptr)
-      rms_norm_kernel<Vectors, true><<<blocks_for(a.T, 1), kThreads, 0, stream_of(stream)>>>(a);
-    else
-      rms_norm_kernel<Vectors, false><<<blocks_for(a.T, 1), kThreads, 0, stream_of(stream)>>>(a);
+    launch_dependent(
+        "rms_norm", stream, blocks_for(a.T, 1), kThreads,
+        a.delta != nullptr ? rms_norm_kernel<Vectors, true> : rms_norm_kernel<Vectors, false>, a);
   });
-  check_launch("rms_norm");
 }
 
 void rms_norm_bwd(Stream stream, const RmsNormBwdArgs& a) {

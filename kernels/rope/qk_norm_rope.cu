@@ -149,6 +149,8 @@ template <int Dh>
 __global__ void __launch_bounds__(kThreads)
     qk_norm_rope_kernel(QkNormRopeArgs a, KvCache cache, bool to_cache, int chunks) {
   constexpr int kLanes = Dh / 8, kGroups = 32 / kLanes;
+  grid_launch_dependents();
+  grid_dependency_wait();
   const unsigned task = blockIdx.x * (kThreads / 32) + threadIdx.x / 32;
   const int64_t t = task / static_cast<unsigned>(chunks);
   if (t >= a.T) return;
@@ -409,11 +411,10 @@ void qk_norm_rope(Stream stream, const QkNormRopeArgs& a) {
   for_head_dim("qk_norm_rope", a.Dh, [&]<int Dh>() {
     const int64_t chunks = ceil_div(a.slices * (a.hq + 2 * a.hkv), kWarpHeads<Dh>);
     require(a.T * chunks <= 0x7fffffff, "qk_norm_rope", "too many rows");
-    qk_norm_rope_kernel<Dh>
-        <<<blocks_for(a.T * chunks, kThreads / 32), kThreads, 0, stream_of(stream)>>>(
-            a, to_cache ? *a.cache : KvCache{}, to_cache, static_cast<int>(chunks));
+    launch_dependent("qk_norm_rope", stream, blocks_for(a.T * chunks, kThreads / 32), kThreads,
+                     qk_norm_rope_kernel<Dh>, a, to_cache ? *a.cache : KvCache{}, to_cache,
+                     static_cast<int>(chunks));
   });
-  check_launch("qk_norm_rope");
 }
 
 size_t qk_norm_rope_bwd_workspace(const QkNormRopeBwdArgs& a) {

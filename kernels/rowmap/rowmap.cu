@@ -3,6 +3,8 @@
 
 #include "kernels/common/check.h"
 #include "kernels/common/grid.h"
+#include "kernels/common/launch.h"
+#include "kernels/common/ptx.cuh"
 #include "kernels/launchers.h"
 
 namespace rlk::cuda {
@@ -13,6 +15,8 @@ constexpr int kThreads = 256;
 template <class Word>
 __global__ void __launch_bounds__(kThreads)
     gather_kernel(const Word* x, Word* y, const int32_t* index, int64_t rows, int64_t words) {
+  grid_launch_dependents();
+  grid_dependency_wait();
   const int64_t row = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
   if (row >= rows) return;
   const int64_t from = index[row];
@@ -24,6 +28,8 @@ __global__ void __launch_bounds__(kThreads)
 template <class Word>
 __global__ void __launch_bounds__(kThreads)
     scatter_kernel(const Word* x, Word* y, const int32_t* index, int64_t rows, int64_t words) {
+  grid_launch_dependents();
+  grid_dependency_wait();
   const int64_t row = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
   if (row >= rows) return;
   const int64_t to = index[row];
@@ -33,10 +39,10 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class Word, class Kernel>
-void launch(Stream stream, const RowMapArgs& a, Kernel kernel) {
-  kernel<<<blocks_for(a.rows, kThreads / 32), kThreads, 0, stream_of(stream)>>>(
-      static_cast<const Word*>(a.x), static_cast<Word*>(a.y), a.index, a.rows,
-      a.row_bytes / static_cast<int64_t>(sizeof(Word)));
+void launch_rows(const char* op, Stream stream, const RowMapArgs& a, Kernel kernel) {
+  launch_dependent(op, stream, blocks_for(a.rows, kThreads / 32), kThreads, kernel,
+                   static_cast<const Word*>(a.x), static_cast<Word*>(a.y), a.index, a.rows,
+                   a.row_bytes / static_cast<int64_t>(sizeof(Word)));
 }
 
 bool wide(const char* op, const RowMapArgs& a) {
@@ -50,19 +56,17 @@ bool wide(const char* op, const RowMapArgs& a) {
 void gather_rows(Stream stream, const RowMapArgs& a) {
   if (a.rows == 0 || a.row_bytes == 0) return;
   if (wide("gather_rows", a))
-    launch<uint4>(stream, a, gather_kernel<uint4>);
+    launch_rows<uint4>("gather_rows", stream, a, gather_kernel<uint4>);
   else
-    launch<uint32_t>(stream, a, gather_kernel<uint32_t>);
-  check_launch("gather_rows");
+    launch_rows<uint32_t>("gather_rows", stream, a, gather_kernel<uint32_t>);
 }
 
 void scatter_rows(Stream stream, const RowMapArgs& a) {
   if (a.rows == 0 || a.row_bytes == 0) return;
   if (wide("scatter_rows", a))
-    launch<uint4>(stream, a, scatter_kernel<uint4>);
+    launch_rows<uint4>("scatter_rows", stream, a, scatter_kernel<uint4>);
   else
-    launch<uint32_t>(stream, a, scatter_kernel<uint32_t>);
-  check_launch("scatter_rows");
+    launch_rows<uint32_t>("scatter_rows", stream, a, scatter_kernel<uint32_t>);
 }
 
 }  // namespace rlk::cuda

@@ -2,7 +2,9 @@
 
 #include "kernels/common/check.h"
 #include "kernels/common/grid.h"
+#include "kernels/common/launch.h"
 #include "kernels/common/math.cuh"
+#include "kernels/common/ptx.cuh"
 #include "kernels/common/vec.cuh"
 #include "kernels/launchers.h"
 
@@ -28,6 +30,8 @@ __device__ inline bool find_place(int64_t fs, int slices, Place& p) {
 }
 
 __global__ void __launch_bounds__(kThreads) swiglu_kernel(SwigluArgs a) {
+  grid_launch_dependents();
+  grid_dependency_wait();
   Place p;
   if (!find_place(a.fs, a.slices, p)) return;
   float gate[8], up[8];
@@ -65,8 +69,8 @@ dim3 grid_for(const char* op, int64_t T, int64_t fs, int slices) {
 
 void swiglu(Stream stream, const SwigluArgs& a) {
   if (a.T == 0) return;
-  swiglu_kernel<<<grid_for("swiglu", a.T, a.fs, a.slices), kThreads, 0, stream_of(stream)>>>(a);
-  check_launch("swiglu");
+  launch_dependent("swiglu", stream, grid_for("swiglu", a.T, a.fs, a.slices), kThreads,
+                   swiglu_kernel, a);
 }
 
 void swiglu_bwd(Stream stream, const SwigluBwdArgs& a) {

@@ -55,7 +55,8 @@ void column_parallel(const Context& ctx, const Ops& ops, const bf16* x, const bf
                         .w_slice = K / kSlices,
                         .ldw = K,
                         .ldy = N,
-                        .out_f32 = false});
+                        .out_f32 = false,
+                        .w_ready = ctx.weights_ready});
 }
 
 }  // namespace
@@ -117,7 +118,8 @@ void row_parallel(const Context& ctx, const Ops& ops, NativeSum* native, const b
                         .w_slice = N * ks,
                         .ldw = ks,
                         .ldy = N,
-                        .out_f32 = !whole});
+                        .out_f32 = !whole,
+                        .w_ready = ctx.weights_ready});
   if (!whole)
     ctx.tp->tree_reduce(ctx.stream, scratch.partial, scratch.delta, T * N, false);
   else if (!alone)
@@ -183,7 +185,8 @@ void forward_layer(const Context& ctx, const WeightsView& view, int layer, const
                      .KH = n * hkv,
                      .Dh = Dh,
                      .scale = 1.0f / std::sqrt(static_cast<float>(Dh)),
-                     .workspace = scratch.attention_workspace});
+                     .workspace = scratch.attention_workspace,
+                     .past_ready = b.past_ready});
   trace(ctx, "attention", layer, a.o, m.attn_slice() * 2, range);
 
   row_parallel(ctx, attn, ctx.attention_sum, a.o, w.o, b.T, m.attn_slice(), n, scratch);

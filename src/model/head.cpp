@@ -132,7 +132,8 @@ void head_logits(const Context& ctx, const WeightsView& w, const bf16* x_mid, co
                .w_slice = m.D / kSlices,
                .ldw = m.D,
                .ldy = columns,
-               .out_f32 = false});
+               .out_f32 = false,
+               .w_ready = ctx.weights_ready});
   trace_rows(ctx, "logits", a.logits, m.vocab_slice() * 2, w.range.first, w.range.count);
   if (!sampling.limited) return;
   if (ctx.tp->size() > 1) {

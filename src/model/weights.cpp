@@ -119,8 +119,8 @@ void Weights::sync(const Ops& ops, Stream stream) {
       ops.copy(stream, to + whole * stride, from + whole * stride, u.count % kUnit * sizeof(bf16));
     }
   }
-  ops.synchronize(stream);
   all_->barrier(stream);
+  ops.synchronize(stream);  // embedding rows are read from other ranks, on any stream
 }
 
 }  // namespace rlk

@@ -30,6 +30,9 @@ struct Context {
   Trace* trace;       // null unless --trace-ops
   // Native modules of several GPUs: their sums over tp. Null: the ordered tree.
   NativeSum *attention_sum = nullptr, *ffn_sum = nullptr, *logp_sum = nullptr;
+  // No kernel on the stream writes weights: true of rollout, whose weights change between its
+  // passes (GemmArgs::w_ready).
+  bool weights_ready = false;
 };
 
 // Rows of a forward pass. Device-accessible arrays.
@@ -41,6 +44,7 @@ struct Batch {
       nullptr;  // [T] row of the page table; negative: padding, belongs to no sequence
   const AttentionSegment* segments = nullptr;
   int32_t n_segments = 0, max_len = 0, max_context = 0;
+  bool past_ready = false;  // AttentionArgs::past_ready
 };
 
 // Buffers of one layer over T rows, this rank's slices. The rollout engine keeps one and lets every
