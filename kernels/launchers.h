@@ -36,6 +36,7 @@ void logprob_bwd(Stream, const LogprobBwdArgs&);
 void sample(Stream, const SampleArgs&);
 size_t sample_workspace(const SampleArgs&);
 void sample_merge(Stream, const SampleMergeArgs&);
+void decode_advance(Stream, const DecodeAdvanceArgs&);
 void adamw(Stream, const AdamWArgs&);
 void sum_squares(Stream, const SumSquaresArgs&);
 void tree_add(Stream, const TreeAddArgs&);

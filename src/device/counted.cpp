@@ -67,6 +67,7 @@ constexpr const char* kNames[] = {"gemm",
                                   "logprob_bwd",
                                   "sample",
                                   "sample_merge",
+                                  "decode_advance",
                                   "adamw",
                                   "sum_squares",
                                   "tree_add",
@@ -97,9 +98,9 @@ using AllOps =
           &Ops::qk_norm_rope_bwd, &Ops::kv_write, &Ops::swiglu, &Ops::swiglu_bwd, &Ops::attention,
           &Ops::attention_delta, &Ops::attention_bwd_dq, &Ops::attention_bwd_dkv,
           &Ops::logits_support, &Ops::logprob_stats, &Ops::logprob_merge, &Ops::logprob_bwd,
-          &Ops::sample, &Ops::sample_merge, &Ops::adamw, &Ops::sum_squares, &Ops::tree_add,
-          &Ops::sha256_pieces, &Ops::init_normal, &Ops::init_uniform, &Ops::cast, &Ops::widen,
-          &Ops::gather_rows, &Ops::scatter_rows>;
+          &Ops::sample, &Ops::sample_merge, &Ops::decode_advance, &Ops::adamw, &Ops::sum_squares,
+          &Ops::tree_add, &Ops::sha256_pieces, &Ops::init_normal, &Ops::init_uniform, &Ops::cast,
+          &Ops::widen, &Ops::gather_rows, &Ops::scatter_rows>;
 static_assert(AllOps::size == std::size(kNames) && AllOps::size <= kMaxOps);
 
 }  // namespace

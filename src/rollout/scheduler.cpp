@@ -145,9 +145,28 @@ StepPlan Scheduler::next() {
     const auto len = static_cast<int32_t>(std::min<int64_t>(known - s.computed, budget[s.home]));
     if (len == 0) continue;
     budget[s.home] -= len;
-    plan.work[s.home].push_back({r, s.slot, s.computed, len, s.computed + len == known});
+    plan.work[s.home].push_back({r, s.slot, s.computed, len, s.computed + len == known ? 1 : 0});
   }
+  look_ahead(plan);
   return plan;
+}
+
+int64_t Scheduler::room(int32_t request) const {
+  const State& s = state_[request];
+  const auto known = static_cast<int64_t>(s.tokens.size());
+  return std::min(requests_[request].max_new - (known - s.prompt_len), config_.max_context - known);
+}
+
+// Decode goes on for several steps: pages are reserved, and until a sequence ends nothing can be
+// admitted, so no step's plan waits for another's outcome.
+void Scheduler::look_ahead(StepPlan& plan) const {
+  for (const auto& works : plan.work)
+    if (!std::all_of(works.begin(), works.end(), [](const Work& w) { return w.decode(); })) return;
+  for (auto& works : plan.work)
+    for (Work& w : works) {
+      w.draws = static_cast<int32_t>(std::min<int64_t>(config_.look_ahead, room(w.request)));
+      plan.steps = std::max(plan.steps, w.draws);
+    }
 }
 
 void Scheduler::release(int32_t request) {
@@ -160,21 +179,22 @@ void Scheduler::release(int32_t request) {
   s.finished = true;
 }
 
-void Scheduler::advance(const StepPlan& plan, const std::vector<std::vector<int32_t>>& tokens,
-                        const std::vector<std::vector<bool>>& stops) {
+void Scheduler::advance(const StepPlan& plan, const std::vector<std::vector<Outcome>>& outcomes) {
   for (int home = 0; home < config_.cp; ++home) {
     size_t next = 0;
     for (const Work& w : plan.work[home]) {
       State& s = state_[w.request];
       s.computed += w.len;
-      if (!w.sample) continue;
-      s.tokens.push_back(tokens[home][next]);
-      const bool stop = stops[home][next++];
-      const auto length = static_cast<int64_t>(s.tokens.size());
-      const bool full =
-          length - s.prompt_len >= requests_[w.request].max_new || length >= config_.max_context;
-      s.truncated = full && !stop;
-      s.finished = full || stop;
+      if (w.draws == 0) continue;
+      const Outcome& o = outcomes[home][next++];
+      const auto drawn = static_cast<int32_t>(o.tokens.size());
+      RLK_CHECK(drawn == w.draws || (drawn > 0 && drawn < w.draws && o.stop), w.request, drawn,
+                w.draws, o.stop);
+      s.computed += drawn - 1;  // the last one is only known
+      s.tokens.insert(s.tokens.end(), o.tokens.begin(), o.tokens.end());
+      const bool full = room(w.request) <= 0;
+      s.truncated = full && !o.stop;
+      s.finished = full || o.stop;
     }
   }
   // A leader stays admitted until no follower still waits for its prompt.

@@ -24,6 +24,7 @@ void StepRows::pad(int64_t rows) {
     seq.push_back(-1);
     head_index.push_back(row);
     keys.push_back({});
+    draws.push_back(0);
     add_sampling_row({}, *this);
   }
 }
@@ -37,7 +38,7 @@ StepRows step_rows(const std::vector<Work>& work, const std::vector<GenerateRequ
     rows.segments.push_back({w.slot, w.begin, w.len, static_cast<int32_t>(rows.ids.size())});
     rows.max_len = std::max(rows.max_len, w.len);
     rows.max_context = std::max(rows.max_context, w.begin + w.len);
-    rows.decode &= w.len == 1 && w.sample;
+    rows.decode &= w.decode();
     for (int32_t p = w.begin; p < w.begin + w.len; ++p) {
       rows.ids.push_back(tokens[p]);
       rows.position.push_back(p);
@@ -45,7 +46,8 @@ StepRows step_rows(const std::vector<Work>& work, const std::vector<GenerateRequ
       rows.trace.push_back({static_cast<int32_t>(request.prompt_index), request.sample_index, p,
                             p + 1 < static_cast<int32_t>(request.prompt.size())});
     }
-    if (!w.sample) continue;
+    if (w.draws == 0) continue;
+    rows.draws.push_back(w.draws);
     rows.head_index.push_back(static_cast<int32_t>(rows.ids.size()) - 1);
     rows.head_trace.push_back(rows.trace.back());
     rows.keys.push_back({.key = key,

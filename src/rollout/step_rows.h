@@ -15,6 +15,7 @@ namespace rlk {
 
 struct StepRows {
   std::vector<int32_t> ids, position, seq, head_index, top_k;
+  std::vector<int32_t> draws;  // [R] tokens to draw at most
   std::vector<AttentionSegment> segments;
   std::vector<float> inv_temp, logp_inv_temp, top_p;
   std::vector<SampleKey> keys;

@@ -39,6 +39,8 @@ struct Variant {
   int tp = 1, cp = 1;
   int32_t page_size = 16;
   int64_t max_running = 16, max_batch_tokens = 512;
+  int32_t look_ahead = 8;
+  int32_t stop_every = 0;  // every n-th token id ends a response, beside two others
 };
 
 RolloutOptions options(const Topology& t, const Variant& v) {
@@ -50,6 +52,8 @@ RolloutOptions options(const Topology& t, const Variant& v) {
   o.max_batch_tokens = v.max_batch_tokens;
   o.max_context = 256;
   o.stop = {1, 2};
+  for (int32_t id = 3; v.stop_every > 0 && id < 300; id += v.stop_every) o.stop.push_back(id);
+  o.look_ahead = v.look_ahead;
   return o;
 }
 
@@ -105,6 +109,34 @@ TEST(RolloutEngine, SchedulingAndPagesDoNotMatter) {
   EXPECT_EQ(run({.max_batch_tokens = 7}), base);
   EXPECT_EQ(run({.max_running = 1}), base);
   EXPECT_EQ(run({.tp = 2, .cp = 2, .max_running = 3, .max_batch_tokens = 20}), base);
+}
+
+// Rows that end inside a plan stay idle to its end, and change nothing for the others.
+TEST(RolloutEngine, HowFarItLooksAheadDoesNotMatter) {
+  for (const int32_t stop_every : {0, 5}) {
+    const std::string base = run({.look_ahead = 1, .stop_every = stop_every});
+    for (const int32_t ahead : {2, 3, 8, 100})
+      EXPECT_EQ(run({.look_ahead = ahead, .stop_every = stop_every}), base) << ahead;
+    EXPECT_EQ(run({.tp = 2, .cp = 2, .max_running = 3, .look_ahead = 5, .stop_every = stop_every}),
+              base);
+    EXPECT_EQ(run({.cp = 8, .look_ahead = 8, .stop_every = stop_every}), base);
+  }
+  EXPECT_NE(run({.stop_every = 5}), run({}));
+}
+
+TEST(RolloutEngine, TokensAreToldInOrder) {
+  test::LoneWorld lone(size_t{256} << 20);
+  const Topology t{.ranks = 1, .tp = 1, .cp = 1, .rollout_tp = 1, .rollout_cp = 1};
+  test::RankModel model(*lone.world, test::small_model(16, false), t, true);
+  model.weights.load(cpu_ops(1), test::random_reader(model.weights.tensors()));
+  RolloutEngine engine(model.context, *lone.world, options(t, {}));
+  const auto wanted = requests();
+  std::vector<std::vector<int32_t>> told;
+  for (const GenerateRequest& r : wanted) told.push_back(r.prompt);
+  const auto results =
+      engine.generate(model.weights.view({0, 8}), wanted, 5, 3,
+                      [&](int32_t request, int32_t token) { told[request].push_back(token); });
+  for (size_t i = 0; i < results.size(); ++i) EXPECT_EQ(results[i].tokens, told[i]);
 }
 
 TEST(RolloutEngine, ARequestAloneGetsWhatItGetsInABatch) {

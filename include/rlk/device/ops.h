@@ -286,7 +286,7 @@ struct AttentionSegment {
 // anything. Segments of one call name different rows; a segment of len 0 is skipped (idle slots of
 // a captured graph). past_ready: the caller promises that segments, page_table and every key before
 // a segment's `position` were written before some kernel earlier in the stream started that was not
-// itself a dependent launch (an upload at the head of a graph or step, say). Then decode (max_len
+// itself a dependent launch (embedding, at the head of a step). Then decode (max_len
 // 1) may load them while the kernel ahead of it still runs.
 struct AttentionArgs {
   const bf16* q;
@@ -435,6 +435,37 @@ struct SampleMergeArgs {
   int32_t* token;
 };
 
+// What one row drew.
+struct Drawn {
+  int32_t token;
+  float logp;
+};
+
+// decode_advance: the end of a decode step, on the device, so that steps follow each other without
+// the host. A row r is live while seq[r] >= 0. Of a live row, its n-th token since the host set
+// count[r] = 0: drawn[r * drawn_stride + n] = {token[r], logp[r]} and count[r] = n + 1. Then the
+// row goes idle (seq[r] = -1, segments[r].len = 0) when token[r] is in `stop`, when count[r] is
+// limit[r], or when token[r] is none of the vocabulary (a NaN among its logits); else ids[r] =
+// token[r], and position[r], segments[r].position and keys[r].position grow by one. Nothing of an
+// idle row is written. Never a dependent launch.
+struct DecodeAdvanceArgs {
+  const int32_t* token;  // [T]
+  const float* logp;     // [T]
+  const int32_t* stop;   // [n_stop]
+  int32_t n_stop;
+  int64_t vocab;
+  const int32_t* limit;  // [T]
+  int32_t* count;        // [T]
+  Drawn* drawn;          // [T, drawn_stride]
+  int64_t drawn_stride;
+  int32_t* ids;                // [T]
+  int32_t* position;           // [T]
+  int32_t* seq;                // [T]
+  AttentionSegment* segments;  // [T]
+  SampleKey* keys;             // [T]
+  int64_t T;
+};
+
 // ---- Optimizer and helpers
 // ------------------------------------------------------------------------------------
 
@@ -578,6 +609,7 @@ struct Ops {
   void (*logprob_bwd)(Stream, const LogprobBwdArgs&);
   void (*sample)(Stream, const SampleArgs&);
   void (*sample_merge)(Stream, const SampleMergeArgs&);
+  void (*decode_advance)(Stream, const DecodeAdvanceArgs&);
   void (*adamw)(Stream, const AdamWArgs&);
   void (*sum_squares)(Stream, const SumSquaresArgs&);
   void (*tree_add)(Stream, const TreeAddArgs&);

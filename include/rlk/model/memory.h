@@ -48,8 +48,8 @@ class Upload {
   }
   void commit(Stream);
   template <class T>
-  const T* at(int64_t offset) const {
-    return reinterpret_cast<const T*>(static_cast<const char*>(device_) + offset);
+  T* at(int64_t offset) const {
+    return reinterpret_cast<T*>(static_cast<char*>(device_) + offset);
   }
 
  private:

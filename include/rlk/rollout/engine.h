@@ -3,6 +3,7 @@
 // pass, sampling, and the log-prob of every drawn token. All ranks of an engine call generate()
 // with the same requests and get the same results.
 
+#include <compare>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -42,10 +43,14 @@ struct RolloutOptions {
   int32_t page_size;
   int64_t pages_per_rank, max_running, max_batch_tokens, max_context;
   std::vector<int32_t> stop;  // token ids that end a response
+  // Speed alone: decode steps that are launched before the host reads their tokens, and whether
+  // they run as graphs where the backend has them.
+  int32_t look_ahead = 8;
+  bool graphs = true;
 };
 
 class ForwardPass;
-struct Drawn;
+class PassMemory;
 struct StepRows;
 
 class RolloutEngine {
@@ -54,7 +59,8 @@ class RolloutEngine {
   RolloutEngine(const Context&, World&, const RolloutOptions&);
   ~RolloutEngine();
 
-  // on_token (may be null): request, token, as soon as it is drawn.
+  // Nothing may write the weights meanwhile.
+  // on_token (may be null): request, token, in order, at most look_ahead tokens late.
   using OnToken = std::function<void(int32_t request, int32_t token)>;
   std::vector<GenerateResult> generate(const WeightsView&, const std::vector<GenerateRequest>&,
                                        uint64_t rollout_seed, uint64_t step,
@@ -69,21 +75,39 @@ class RolloutEngine {
   static int64_t kv_bytes(const ModelConfig&, const RolloutOptions&, int rank);
 
  private:
-  std::vector<Drawn> run(const WeightsView&, StepRows, const std::vector<int32_t>& page_table);
-  void capture_graphs(const WeightsView&, bool limited, const std::vector<int32_t>& page_table);
+  // What all decode steps of one generate() share, beside their size.
+  struct GraphShape {
+    int32_t max_context;
+    bool limited;
+    auto operator<=>(const GraphShape&) const = default;
+  };
+  GraphShape graph_shape(const std::vector<GenerateRequest>&) const;
+  void capture_graphs(const WeightsView&, const GraphShape&,
+                      const std::vector<int32_t>& page_table);
+  std::vector<Drawn> run(const WeightsView&, StepRows, const GraphShape&,
+                         const std::vector<int32_t>& page_table, int32_t steps);
+  // Of every home, in order: what its Works with draws drew.
+  std::vector<std::vector<Outcome>> outcomes(const StepPlan&, const std::vector<Drawn>& mine,
+                                             std::vector<GenerateResult>&, const OnToken&);
+  std::vector<Drawn> exchange(const std::vector<Drawn>& mine, int64_t each);
+  std::unique_ptr<ForwardPass> make_pass();
+  void reserve_memory();
+  int64_t most_rows() const;  // of one home's decode step
   void copy_pages(const StepPlan&);
   KvCache cache(int layer, const int32_t* page_table) const;
   bool uses_graphs() const;
 
   Context ctx_;
+  Stream own_stream_ = nullptr;  // where the context has none
   RolloutOptions options_;
   Topology::Range range_;
   std::unique_ptr<Communicator> cp_;
   std::vector<bf16*> k_, v_;  // [layer] this rank's pages
   int64_t page_elements_;
   int64_t max_pages_;
-  std::unique_ptr<ForwardPass> any_;  // prefill and mixed steps
-  std::map<std::pair<int64_t, bool>, std::unique_ptr<ForwardPass>> graphs_;  // by (rows, limited)
+  std::unique_ptr<PassMemory> memory_;
+  std::unique_ptr<ForwardPass> any_;  // what no graph was captured for
+  std::map<std::pair<GraphShape, int64_t>, std::unique_ptr<ForwardPass>> graphs_;  // by rows
   DeviceBuffer exchange_;
   std::map<int64_t, uint64_t> replays_;
   uint64_t eager_decodes_ = 0;

@@ -20,6 +20,7 @@ struct SchedulerConfig {
   int64_t max_running = 0;       // sequences at once, over all homes
   int64_t max_batch_tokens = 0;  // rows of one home's forward pass
   int64_t max_context = 0;       // tokens of a sequence
+  int32_t look_ahead = 1;        // decode steps of one plan, at most
 };
 
 struct Request {
@@ -32,7 +33,16 @@ struct Request {
 struct Work {
   int32_t request, slot;  // slot: row of the page table
   int32_t begin, len;
-  bool sample;  // the last row's logits give the next token
+  int32_t draws;  // tokens to draw: 0 before the prompt's end, else one, in a plan of several steps
+                  // at most one a step
+
+  bool decode() const { return len == 1 && draws > 0; }
+};
+
+// What a Work with draws came to: all of its draws, or fewer and the last one a stop token.
+struct Outcome {
+  std::vector<int32_t> tokens;
+  bool stop;
 };
 
 // A page to duplicate before the pass: a follower takes over the part of a page that its prompt
@@ -42,9 +52,12 @@ struct PageCopy {
   int home;          // who copies
 };
 
+// One forward pass; or, where all of its work is decode, several, each on the tokens that the one
+// before drew. Sequences that end on the way are idle until the plan is done.
 struct StepPlan {
   std::vector<std::vector<Work>> work;  // by home
   std::vector<PageCopy> copies;
+  int32_t steps = 1;
 };
 
 class Scheduler {
@@ -55,10 +68,8 @@ class Scheduler {
 
   bool done() const { return waiting_.empty() && running_.empty(); }
   StepPlan next();
-  // Tells the outcome of every Work with `sample`, home by home in the order of the plan: the
-  // tokens drawn, and whether each ends its sequence.
-  void advance(const StepPlan&, const std::vector<std::vector<int32_t>>& tokens,
-               const std::vector<std::vector<bool>>& stops);
+  // Tells the outcome of every Work with draws, home by home in the order of the plan.
+  void advance(const StepPlan&, const std::vector<std::vector<Outcome>>&);
 
   const std::vector<int32_t>& tokens(int32_t request) const { return state_[request].tokens; }
   bool truncated(int32_t request) const { return state_[request].truncated; }
@@ -80,9 +91,11 @@ class Scheduler {
   bool admit(int32_t request);
   int32_t leader_of(int32_t request) const;
   void follow(int32_t request, StepPlan&);
+  void look_ahead(StepPlan&) const;
   int32_t take_page(int home, size_t index);
   void release(int32_t request);
   int32_t pages_for(int64_t tokens) const;
+  int64_t room(int32_t request) const;  // tokens it may still draw
   int least_loaded_home() const;
 
   SchedulerConfig config_;

@@ -47,6 +47,7 @@ void logprob_merge(Stream, const LogprobMergeArgs&);
 void logprob_bwd(Stream, const LogprobBwdArgs&);
 void sample(Stream, const SampleArgs&);
 void sample_merge(Stream, const SampleMergeArgs&);
+void decode_advance(Stream, const DecodeAdvanceArgs&);
 void adamw(Stream, const AdamWArgs&);
 void sum_squares(Stream, const SumSquaresArgs&);
 void tree_add(Stream, const TreeAddArgs&);

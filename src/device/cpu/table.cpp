@@ -62,6 +62,7 @@ Ops make_table() {
   t.logprob_bwd = cpu::logprob_bwd;
   t.sample = cpu::sample;
   t.sample_merge = cpu::sample_merge;
+  t.decode_advance = cpu::decode_advance;
   t.adamw = cpu::adamw;
   t.sum_squares = cpu::sum_squares;
   t.tree_add = cpu::tree_add;

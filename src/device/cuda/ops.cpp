@@ -141,6 +141,7 @@ Ops make_table() {
   t.sample = cuda::sample;
   t.sample_workspace = cuda::sample_workspace;
   t.sample_merge = cuda::sample_merge;
+  t.decode_advance = cuda::decode_advance;
   t.adamw = cuda::adamw;
   t.sum_squares = cuda::sum_squares;
   t.tree_add = cuda::tree_add;
