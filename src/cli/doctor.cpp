@@ -135,7 +135,12 @@ void check_job(const std::string& profile, Checks& checks) {
       add_defects("files", error, job->inputs.profile, checks);
     }
   } catch (const InputError& error) {
-    add_defects(job->inputs.profile ? "plan" : "profile", error, job->inputs.profile, checks);
+    const auto& read = job->inputs.profile;
+    add_defects(read ? "plan" : "profile", error, read, checks);
+    // Without a plan nothing else is read, but what is missing is missing.
+    if (read && read->paths.prompt_data && !fs::exists(*read->paths.prompt_data))
+      add_defects("files", InputError(read->paths.prompt_data->string(), "no such file"), read,
+                  checks);
   }
 }
 

@@ -78,7 +78,7 @@ int generate_command(const Arguments& args) {
   std::vector<Diagnostic> defects = parse_arguments(app, args, helped);
   if (helped) return kExitOk;
   if (prompt.empty() == prompts.empty())
-    defects.push_back({"rlk generate", prompt.empty() ? "nothing to answer" : "two sources",
+    defects.push_back({"command line", prompt.empty() ? "nothing to answer" : "two sources",
                        "give one of --prompt and --prompts"});
   options.model = model.model(defects);
   options.sampling = model.sampling(defects);

@@ -22,7 +22,7 @@ void add_options(CLI::App& app, Request& r) {
   app.add_option("--url", r.url, "another source of the data")->type_name("URL");
   app.add_option("--sha256", r.sha256, "what the downloaded file's SHA-256 must be")
       ->type_name("HEX");
-  app.add_option("--convert", r.convert, "JSON lines or Parquet to prompts and labels")
+  app.add_option("--convert", r.convert, "the same from a file that is here: JSON lines or Parquet")
       ->type_name("FILE");
   app.add_option("--synthetic", r.synthetic,
                  "a model of random weights: qwen3-0.6b ... qwen3-32b, or a config.json")
@@ -54,7 +54,7 @@ int prepare_command(const Arguments& args) {
   if (helped) return kExitOk;
   const int asked = int{r.download} + !r.convert.empty() + !r.synthetic.empty();
   if (asked != 1)
-    defects.push_back({"rlk prepare", "nothing to do, or more than one thing",
+    defects.push_back({"command line", "nothing to do, or more than one thing",
                        "give one of --download-data, --convert and --synthetic; rlk doctor says "
                        "what is missing"});
   if (r.out.empty()) defects.push_back({"--out", "missing", "must be the file or folder to write"});

@@ -76,6 +76,8 @@ bool fetch(const std::string& url, const fs::path& part, std::string* stated) {
                                status == kRangeNotSatisfiable;
   if (offset > 0 && cannot_continue) return false;
   std::string text = "download " + url + ": " + (message[0] ? message : curl_easy_strerror(code));
+  if (code == CURLE_COULDNT_RESOLVE_HOST || code == CURLE_COULDNT_CONNECT)
+    text += "; without a network: rlk prepare --convert FILE";
   if (fs::file_size(part) == 0)
     fs::remove(part);
   else

@@ -77,6 +77,10 @@ TEST_F(Assets, DoctorSaysWhatIsWrongAndWhatToType) {
   const auto bad = checks(run_rlk({{"doctor", "--json", "--profile", q}})).at("files");
   EXPECT_NE(bad["found"].get<std::string>().find("prompts.jsonl:1: "), std::string::npos) << bad;
   EXPECT_EQ(bad["next"].get<std::string>().find("rlk prepare --download-data"), 0u) << bad;
+  const std::string none = profile("/nowhere/model", "/nowhere/prompts.jsonl");
+  const auto missing = checks(run_rlk({{"doctor", "--json", "--profile", none}}));
+  EXPECT_EQ(missing.at("plan")["found"], "/nowhere/model/config.json: No such file or directory");
+  EXPECT_EQ(missing.at("files")["found"], "/nowhere/prompts.jsonl: no such file");
   const auto junk = checks(run_rlk({{"doctor", "--json", "--profile", write("junk", "{")}}));
   EXPECT_EQ(junk.at("profile")["pass"], false);
 }

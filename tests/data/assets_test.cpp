@@ -135,6 +135,11 @@ TEST_F(HttpDownload, AMissingFileIsAnErrorThatLeavesNothing) {
   EXPECT_FALSE(fs::exists(target_) || fs::exists(part_));
 }
 
+TEST_F(HttpDownload, WithoutANetworkAFileOfOnesOwnIsNamed) {
+  const std::string error = error_of<Error>([&] { download("http://127.0.0.1:1/x", target_, ""); });
+  EXPECT_NE(error.find("rlk prepare --convert"), std::string::npos) << error;
+}
+
 TEST_F(HttpDownload, WhatWasFetchedIsConverted) {
   server_.body += "{\"prompt\": \"0\", \"label\": 1}\n";
   EXPECT_EQ(fetch_prompts(server_.url(), target_, ""), 5000);
