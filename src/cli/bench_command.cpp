@@ -2,6 +2,7 @@
 
 #include "arguments.h"
 #include "rlk/bench/bench.h"
+#include "rlk/bench/decode.h"
 #include "rlk/bench/engines.h"
 
 namespace rlk {
@@ -37,13 +38,47 @@ void add_engine_options(CLI::App& app, EngineBenchOptions& o) {
   app.add_flag("--by-op", o.by_op, "seconds of each op, each waited for")->group(group);
 }
 
+int bench_decode_command(const Arguments& args) {
+  CLI::App app("", "rlk bench decode");
+  prepare_app(app,
+              "rlk bench decode: the rollout engine's decode step on a synthetic model, its tokens "
+              "verified, beside what the device's copy rate allows");
+  DecodeBenchOptions o;
+  std::string csv;
+  bool helped = false;
+  const auto option = [&](const char* name, auto& value, const char* help, const char* type) {
+    return app.add_option(name, value, help)->type_name(type);
+  };
+  option("--shape", o.shape, "qwen3-0.6b ... qwen3-32b, or a config.json (qwen3-8b)", "SHAPE");
+  option("--backend", o.backend, "cpu or cuda (cuda)", "NAME");
+  option("--batch", o.batches, "sequences at once, a row of the table each (1,8,64)", "N,...")
+      ->delimiter(',')
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  option("--context", o.context, "in the middle of the timed steps (1024)", "N");
+  option("--steps", o.steps, "timed steps, a multiple of --look-ahead (64)", "N");
+  option("--look-ahead", o.look_ahead, "steps before the host reads their tokens (8)", "N");
+  option("--temperature", o.temperature, "of sampling (1)", "X");
+  option("--top-p", o.top_p, "of sampling (1)", "X");
+  option("--top-k", o.top_k, "of sampling (-1)", "N");
+  app.add_flag("--profile", o.profile, "also the step with one op left out, op by op");
+  option("--csv", csv, "write the rows here", "FILE");
+  const std::vector<Diagnostic> defects = parse_arguments(app, args, helped);
+  if (helped) return kExitOk;
+  if (!defects.empty()) throw InputError(defects);
+  o.csv = csv;
+  return bench_decode(o);
+}
+
 }  // namespace
 
 int bench_command(const Arguments& args) {
+  if (!args.empty() && args.front() == "decode")
+    return bench_decode_command({args.begin() + 1, args.end()});
   CLI::App app("", "rlk bench");
-  prepare_app(app,
-              "rlk bench [score|train|step]: the engines on a synthetic model; without a name, "
-              "the CUDA kernels, verified and timed beside the device's copy ceiling");
+  prepare_app(
+      app,
+      "rlk bench [score|train|step|decode]: the engines on a synthetic model; without a name, "
+      "the CUDA kernels, verified and timed beside the device's copy ceiling");
   BenchOptions kernels;
   EngineBenchOptions engines;
   std::string csv, library;

@@ -231,3 +231,21 @@ TEST(Cli, BenchRunsEveryEngineOnASyntheticModel) {
                      {"--response: 0"});
   expect_usage_error({{"bench", "train", "--shape", "qwen3-9b"}}, {"qwen3-9b"});
 }
+
+// Its tokens with look-ahead are compared with those drawn one step at a time.
+TEST(Cli, BenchDecodeRunsTheEngineOnTheCpu) {
+  TempDir dir;
+  const std::string csv = (dir.path() / "decode.csv").string();
+  const Finished f =
+      run_rlk({{"bench", "decode", "--backend", "cpu", "--shape",
+                RLK_SOURCE_DIR "/profiles/tiny/config.json", "--batch", "1,3", "--context", "24",
+                "--steps", "16", "--look-ahead", "4", "--csv", csv}});
+  EXPECT_EQ(f.code, 0) << f.err;
+  EXPECT_NE(f.out.find("batch 3"), std::string::npos) << f.out;
+  EXPECT_NE(read_file(csv).find("batch=3 context=24,"), std::string::npos) << read_file(csv);
+}
+
+TEST(Cli, BenchDecodeReportsAllOfItsBadValues) {
+  expect_usage_error({{"bench", "decode", "--backend", "gpu", "--batch", "0", "--steps", "9"}},
+                     {"--backend", "gpu", "--batch", "--steps", "9"});
+}
