@@ -38,6 +38,7 @@ RolloutOptions rollout_options(const LocalModel& model, const ModelConfig& m, in
   r.max_batch_tokens = kBatchTokens;
   r.max_context = m.max_position;
   r.stop = m.eos;
+  if (running == 1) r.look_ahead = 1;  // somebody watches
   r.pages_per_rank = 1;
   const auto page = static_cast<uint64_t>(RolloutEngine::kv_bytes(m, r, 0));
   const int64_t each = (longest + r.page_size - 1) / r.page_size;
@@ -88,8 +89,7 @@ struct Generator {
             const std::vector<GenerateRequest>& requests, int64_t running)
       : options(rollout_options(o.model, m, longest_of(requests, m), running)),
         rank(o.model, m, static_cast<uint64_t>(RolloutEngine::kv_bytes(m, options, 0))),
-        engine(rank.context(rank.ops().stream_create ? rank.ops().stream_create() : nullptr),
-               rank.world(), options),
+        engine(rank.context(), rank.world(), options),
         view(rank.view()),
         seed(o.seed) {}
 

@@ -53,11 +53,11 @@ LocalRank::LocalRank(const LocalModel& model, const ModelConfig& config, uint64_
   load_weights(weights_, ops_, model.dir, config);
 }
 
-Context LocalRank::context(Stream stream) {
+Context LocalRank::context() {
   return {.attention = &ops_,
           .ffn = &ops_,
           .logp = &ops_,
-          .stream = stream,
+          .stream = nullptr,
           .tp = tp_.get(),
           .config = config_,
           .rope = static_cast<const float*>(rope_.ensure(0)),

@@ -25,9 +25,8 @@ class LocalRank {
     return {.ranks = 1, .tp = 1, .cp = 1, .rollout_tp = 1, .rollout_cp = 1};
   }
 
-  Context context(Stream stream);
+  Context context();
   WeightsView view() const { return weights_.view({0, kSlices}); }
-  const Ops& ops() const { return ops_; }
   World& world() const { return *(device_ ? device_ : host_); }
   Weights& weights() { return weights_; }
 

@@ -70,7 +70,7 @@ int64_t score_lines(const ScoreOptions& o, std::istream& in, const std::string& 
       read_score_lines(in, source, config, o.model.dir / "tokenizer.json");
 
   LocalRank rank(o.model, config, 0);
-  const Context context = rank.context(nullptr);
+  const Context context = rank.context();
   Trainer trainer(context, rank.weights(), rank.world(), trainer_options(o));
   const bool streams = o.out.empty();
   int64_t scored = 0;
