@@ -65,15 +65,18 @@ struct Trainer::Pass {
   bool accumulate;              // add to the gradient of super-batches before this one
   float* direct;                // the optimizer's gradient where it is this rank's alone, else null
   int kept;                     // layers that keep their activations, the last ones
+  int64_t others;               // layers whose forward pass runs again
   std::vector<LayerActs> acts;  // one for all others, if there are any; then the kept ones
-  bf16* residuals;              // [L - kept, T, D] what enters the others
+  bf16* residuals;              // [others, T, D] what enters them
   ForwardScratch scratch;
   BackwardScratch back;
   HeadActs head;
   std::vector<TraceRow> trace, head_trace;  // which tokens the rows are; empty unless tracing
 
-  LayerActs& layer(int64_t l, int64_t L) {
-    return acts[kept == L ? l : std::max<int64_t>(0, l - (L - kept) + 1)];
+  LayerActs layer(int64_t l, const ModelConfig& m) const {
+    LayerActs a = acts[kept == m.L ? l : std::max<int64_t>(0, l - (m.L - kept) + 1)];
+    if (l < others) a.x = residuals + l * batch.T * m.D;
+    return a;
   }
 };
 
@@ -221,8 +224,9 @@ void Trainer::forward(Pass& p, const WeightsView& view, bool keep) {
   const int n = range_.count;
   const int64_t each = layer_acts_bytes(m, T, n, true);
   p.kept = keep ? kept_layers(m, T, n, options_.activation_bytes) : 0;
-  const int64_t slots = p.kept + (p.kept < m.L), others = keep ? m.L - p.kept : 0;
-  auto* memory = static_cast<char*>(acts_.ensure(slots * each + others * T * m.D * 2));
+  const int64_t slots = p.kept + (p.kept < m.L);
+  p.others = keep ? m.L - p.kept : 0;
+  auto* memory = static_cast<char*>(acts_.ensure(slots * each + p.others * T * m.D * 2));
   p.acts.clear();
   for (int64_t i = 0; i < slots; ++i)
     p.acts.push_back(layer_acts_at(memory + i * each, m, T, n, true));
@@ -249,15 +253,13 @@ void Trainer::forward(Pass& p, const WeightsView& view, bool keep) {
   const CpExchange exchange(ctx_, *cp_, p.cp, n, gathered_.ensure(0));
   const KvPublish publish = [&](const LayerActs& a) { exchange.publish(a, p.cache); };
   if (ctx_.trace) ctx_.trace->set_rows(p.trace);
-  embed(ctx_, view, p.batch, p.acts[0].x);
+  embed(ctx_, view, p.batch, p.layer(0, m).x);
   for (int l = 0; l < m.L; ++l) {
-    LayerActs& a = p.layer(l, m.L);
+    LayerActs a = p.layer(l, m);
     // Padding rows belong to no segment, so nothing writes their attention output or statistics.
     ctx_.attention->zero(ctx_.stream, a.o, static_cast<size_t>(T * n * m.attn_slice() * 2));
-    const bf16* previous = l == 0 ? nullptr : p.layer(l - 1, m.L).x_mid;
+    const bf16* previous = l == 0 ? nullptr : p.layer(l - 1, m).x_mid;
     forward_layer(ctx_, view, l, p.batch, p.cache, publish, previous, a, p.scratch);
-    if (l < others)
-      ctx_.ffn->copy(ctx_.stream, p.residuals + l * T * m.D, a.x, static_cast<size_t>(T * m.D * 2));
   }
 }
 
@@ -395,7 +397,6 @@ void Trainer::reduce(const Pass& p, Storage s, int layer) {
 void Trainer::backward(Pass& p, const WeightsView& view) {
   const ModelConfig& m = ctx_.config;
   const int n = range_.count;
-  const int64_t T = p.batch.T;
   const Ops& ops = *ctx_.ffn;
   const Leaves& leaves = p.rows->leaves;
   if (ctx_.trace) ctx_.trace->set_rows(p.trace);
@@ -406,11 +407,10 @@ void Trainer::backward(Pass& p, const WeightsView& view) {
   const CpExchange exchange(ctx_, *cp_, p.cp, n, gathered_.ensure(0));
   const KvPublish publish = [&](const LayerActs& a) { exchange.publish(a, p.cache); };
   for (int l = static_cast<int>(m.L) - 1; l >= 0; --l) {
-    LayerActs& a = p.layer(l, m.L);
-    if (l < m.L - p.kept) {
+    LayerActs a = p.layer(l, m);
+    if (l < p.others) {
       Context quiet = ctx_;
       quiet.trace = nullptr;
-      ops.copy(ctx_.stream, a.x, p.residuals + l * T * m.D, static_cast<size_t>(T * m.D * 2));
       forward_layer(quiet, view, l, p.batch, p.cache, publish, nullptr, a, p.scratch, false);
     }
     backward_layer(ctx_, view, l, p.batch, exchange, leaves, a, p.back,
