@@ -235,10 +235,17 @@ void backward_attention_op(const Context& ctx, const Batch& batch, const CpExcha
       ctx.stream,
       {.o = a.o, .d_o = b.pair.d_o, .delta = b.pair.delta, .T = batch.T, .H = H, .Dh = Dh});
   exchange.collect(a, b.pair.d_o, b.pair.delta, b.sequence);
+  const AttentionRows* rows = batch.attention_rows;
+  const int64_t q_bytes = int64_t{H} * Dh * 2, kv_bytes = int64_t{KH} * Dh * 2;
   // Padding rows belong to no segment, so nothing writes them.
-  ops.zero(ctx.stream, b.dq, static_cast<size_t>(batch.T * H * Dh * 2));
-  ops.zero(ctx.stream, b.dk, static_cast<size_t>(batch.T * KH * Dh * 2));
-  ops.zero(ctx.stream, b.dv, static_cast<size_t>(batch.T * KH * Dh * 2));
+  if (!rows) {
+    ops.zero(ctx.stream, b.dq, static_cast<size_t>(batch.T * q_bytes));
+    ops.zero(ctx.stream, b.dk, static_cast<size_t>(batch.T * kv_bytes));
+    ops.zero(ctx.stream, b.dv, static_cast<size_t>(batch.T * kv_bytes));
+  }
+  bf16* const dq = rows ? rows->q : b.dq;
+  bf16* const dk = rows ? rows->o : b.dk;
+  bf16* const dv = rows ? rows->o + rows->n * KH * Dh : b.dv;
   const AttentionBwdArgs args{.q = b.sequence.q,
                               .k = b.sequence.k,
                               .v = b.sequence.v,
@@ -250,9 +257,9 @@ void backward_attention_op(const Context& ctx, const Batch& batch, const CpExcha
                               .n_segments = batch.n_segments,
                               .max_len = batch.max_len,
                               .max_context = batch.max_context,
-                              .dq = b.dq,
-                              .dk = b.dk,
-                              .dv = b.dv,
+                              .dq = dq,
+                              .dk = dk,
+                              .dv = dv,
                               .S = exchange.map().S,
                               .H = H,
                               .KH = KH,
@@ -261,6 +268,14 @@ void backward_attention_op(const Context& ctx, const Batch& batch, const CpExcha
                               .workspace = b.workspace};
   ops.attention_bwd_dq(ctx.stream, args);
   ops.attention_bwd_dkv(ctx.stream, args);
+  if (!rows) return;
+  auto back = [&](const bf16* x, bf16* y, int64_t bytes) {
+    ops.gather_rows(ctx.stream,
+                    {.x = x, .y = y, .index = rows->to, .rows = batch.T, .row_bytes = bytes});
+  };
+  back(dq, b.dq, q_bytes);
+  back(dk, b.dk, kv_bytes);
+  back(dv, b.dv, kv_bytes);
 }
 
 }  // namespace

@@ -59,6 +59,39 @@ void column_parallel(const Context& ctx, const Ops& ops, const bf16* x, const bf
                         .w_ready = ctx.weights_ready});
 }
 
+// a.o and a.lse from a.q, in the batch's order of rows or by way of another.
+void attend(const Context& ctx, const Batch& b, const KvCache& cache, int n, LayerActs& a,
+            ForwardScratch& scratch) {
+  const ModelConfig& m = ctx.config;
+  const Ops& ops = *ctx.attention;
+  const AttentionRows* rows = b.attention_rows;
+  const int64_t T = rows ? rows->n : b.T, q_bytes = n * m.attn_slice() * 2,
+                stat_bytes = n * m.hq() * 4;
+  auto move = [&](const void* x, void* y, const int32_t* index, int64_t count, int64_t bytes) {
+    ops.gather_rows(ctx.stream,
+                    {.x = x, .y = y, .index = index, .rows = count, .row_bytes = bytes});
+  };
+  if (rows) move(a.q, rows->q, rows->from, T, q_bytes);
+  ops.attention(ctx.stream, {.q = rows ? rows->q : a.q,
+                             .cache = cache,
+                             .segments = b.segments,
+                             .n_segments = b.n_segments,
+                             .max_len = b.max_len,
+                             .max_context = b.max_context,
+                             .o = rows ? rows->o : a.o,
+                             .lse = rows ? rows->lse : a.lse,
+                             .T = T,
+                             .H = n * static_cast<int>(m.hq()),
+                             .KH = n * static_cast<int>(m.hkv()),
+                             .Dh = static_cast<int>(m.Dh),
+                             .scale = 1.0f / std::sqrt(static_cast<float>(m.Dh)),
+                             .workspace = scratch.attention_workspace,
+                             .past_ready = b.past_ready});
+  if (!rows) return;
+  move(rows->o, a.o, rows->to, b.T, q_bytes);  // padding becomes zero rows
+  move(rows->lse, a.lse, rows->to, b.T, stat_bytes);
+}
+
 }  // namespace
 
 int64_t layer_acts_bytes(const ModelConfig& m, int64_t T, int slices, bool training) {
@@ -172,21 +205,7 @@ void forward_layer(const Context& ctx, const WeightsView& view, int layer, const
   trace(ctx, "rope", layer, a.q, m.attn_slice() * 2, range);
   if (publish) publish(a);
 
-  attn.attention(s, {.q = a.q,
-                     .cache = cache,
-                     .segments = b.segments,
-                     .n_segments = b.n_segments,
-                     .max_len = b.max_len,
-                     .max_context = b.max_context,
-                     .o = a.o,
-                     .lse = a.lse,
-                     .T = b.T,
-                     .H = n * hq,
-                     .KH = n * hkv,
-                     .Dh = Dh,
-                     .scale = 1.0f / std::sqrt(static_cast<float>(Dh)),
-                     .workspace = scratch.attention_workspace,
-                     .past_ready = b.past_ready});
+  attend(ctx, b, cache, n, a, scratch);
   trace(ctx, "attention", layer, a.o, m.attn_slice() * 2, range);
 
   row_parallel(ctx, attn, ctx.attention_sum, a.o, w.o, b.T, m.attn_slice(), n, scratch);

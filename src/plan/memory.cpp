@@ -112,7 +112,7 @@ class Solver {
 
     const int64_t n = train_, workspace = T_ / kLeafPadding * m_.D * kF32;
     set("train.kv_pages", (pages_of(S_) + std::min(samples_, S_)) * page(n, 1));
-    set("train.scratch", T_ * partials());
+    set("train.scratch", T_ * (partials() + q(n) + std::max(q(n), kv(n)) + stats(n)));
     if (t_.cp > 1) set("train.gathered", t_.cp * T_ * (q(n) + kv(n) + stats(n)));
     // Gradients of a layer's activations; q, k, v, d_o of whole sequences.
     const int64_t row = 2 * m_.D * kF32 + m_.D * kBf16 + n * m_.ffn_slice() * kBf16 +

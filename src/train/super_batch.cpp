@@ -1,6 +1,7 @@
 #include "rlk/train/super_batch.h"
 
 #include <algorithm>
+#include <tuple>
 
 #include "rlk/base/error.h"
 
@@ -81,6 +82,28 @@ std::vector<SuperBatch> make_super_batches(const std::vector<Sample>& samples, i
     batches.push_back(std::move(batch));
   }
   return batches;
+}
+
+AttentionOrder attention_order(const RankRows& rows) {
+  std::vector<AttentionSegment> pieces = rows.segments;
+  std::sort(pieces.begin(), pieces.end(), [](const AttentionSegment& a, const AttentionSegment& b) {
+    return std::tie(a.seq, a.position) < std::tie(b.seq, b.position);
+  });
+  AttentionOrder order;
+  order.to.assign(rows.seq.size(), -1);
+  for (const AttentionSegment& piece : pieces) {
+    const auto row = static_cast<int32_t>(order.from.size());
+    auto* last = order.segments.empty() ? nullptr : &order.segments.back();
+    if (last && last->seq == piece.seq && last->position + last->len == piece.position)
+      last->len += piece.len;
+    else
+      order.segments.push_back({piece.seq, piece.position, piece.len, row});
+    for (int32_t i = 0; i < piece.len; ++i) {
+      order.to[piece.row + i] = row + i;
+      order.from.push_back(piece.row + i);
+    }
+  }
+  return order;
 }
 
 std::vector<LeafChunk> leaf_chunks(const Leaves& leaves, int64_t max_rows) {

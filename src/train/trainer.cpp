@@ -55,6 +55,7 @@ struct Trainer::Pass {
   const SuperBatch* plan;
   const RankRows* rows;
   Batch batch;
+  AttentionRows attention_rows;  // where batch points to it
   CpMap cp;
   KvCache cache;
   int64_t R;
@@ -157,8 +158,14 @@ void Trainer::upload(Pass& p, const std::vector<Sample>& samples, const SuperBat
   const int64_t vs = ctx_.config.vocab_slice();
   p.embedding = group_by_id(ids, rows.seq, range_.first * vs, range_.count * vs);
 
+  // Worth two copies a layer where it leaves half as many segments.
+  const AttentionOrder order = attention_order(rows);
+  const bool reorder = 2 * order.segments.size() <= rows.segments.size();
+  const std::vector<AttentionSegment>& segments = reorder ? order.segments : rows.segments;
+
   upload_.clear();
-  const int64_t at_ids = upload_.add(ids), at_segments = upload_.add(rows.segments),
+  const int64_t at_ids = upload_.add(ids), at_segments = upload_.add(segments),
+                at_from = upload_.add(order.from), at_to = upload_.add(order.to),
                 at_table = upload_.add(table), at_begin = upload_.add(plan.seq_begin),
                 at_head = upload_.add(rows.head_index), at_target = upload_.add(target),
                 at_inv = upload_.add(std::vector<float>(p.R, inv)),
@@ -188,15 +195,22 @@ void Trainer::upload(Pass& p, const std::vector<Sample>& samples, const SuperBat
     p.cp.row.push_back(upload_.at<int32_t>(at_place[r]));
   }
   int32_t max_len = 0;
-  for (const AttentionSegment& s : rows.segments) max_len = std::max(max_len, s.len);
+  for (const AttentionSegment& s : segments) max_len = std::max(max_len, s.len);
   p.batch = {.T = plan.T,
              .ids = upload_.at<int32_t>(at_ids),
              .position = p.cp.position[cp_->rank()],
              .seq = p.cp.seq[cp_->rank()],
              .segments = upload_.at<AttentionSegment>(at_segments),
-             .n_segments = static_cast<int32_t>(rows.segments.size()),
+             .n_segments = static_cast<int32_t>(segments.size()),
              .max_len = max_len,
              .max_context = plan.max_inputs};
+  if (reorder) p.batch.attention_rows = &p.attention_rows;
+  p.attention_rows = {.n = static_cast<int64_t>(order.from.size()),
+                      .from = upload_.at<int32_t>(at_from),
+                      .to = upload_.at<int32_t>(at_to),
+                      .q = nullptr,
+                      .o = nullptr,
+                      .lse = nullptr};
   p.head_index = upload_.at<int32_t>(at_head);
   p.target = upload_.at<int32_t>(at_target);
   p.sampling.inv_temp = p.sampling.logp_inv_temp = upload_.at<float>(at_inv);
@@ -242,13 +256,17 @@ void Trainer::forward(Pass& p, const WeightsView& view, bool keep) {
   bounds.KH = n * static_cast<int>(m.hkv());
   bounds.Dh = static_cast<int>(m.Dh);
   const auto workspace = static_cast<int64_t>(ctx_.attention->attention_workspace(bounds));
-  Carve measure(nullptr);
-  measure.take<float>(T * m.D);
-  measure.take<bf16>(T * m.D);
-  Carve carve(scratch_.ensure(measure.bytes() + workspace + 256));
-  p.scratch.partial = carve.take<float>(T * m.D);
-  p.scratch.delta = carve.take<bf16>(T * m.D);
-  p.scratch.attention_workspace = carve.take<char>(workspace);
+  const int64_t rows = p.batch.attention_rows ? T : 0;
+  const auto lay_out = [&](Carve c) {
+    p.scratch.partial = c.take<float>(T * m.D);
+    p.scratch.delta = c.take<bf16>(T * m.D);
+    p.scratch.attention_workspace = c.take<char>(workspace);
+    p.attention_rows.q = c.take<bf16>(rows * n * m.attn_slice());
+    p.attention_rows.o = c.take<bf16>(rows * n * std::max(m.attn_slice(), 2 * m.hkv() * m.Dh));
+    p.attention_rows.lse = c.take<float>(rows * n * m.hq());
+    return c.bytes();
+  };
+  lay_out(Carve(scratch_.ensure(lay_out(Carve(nullptr)))));
 
   const CpExchange exchange(ctx_, *cp_, p.cp, n, gathered_.ensure(0));
   const KvPublish publish = [&](const LayerActs& a) { exchange.publish(a, p.cache); };
@@ -257,7 +275,8 @@ void Trainer::forward(Pass& p, const WeightsView& view, bool keep) {
   for (int l = 0; l < m.L; ++l) {
     LayerActs a = p.layer(l, m);
     // Padding rows belong to no segment, so nothing writes their attention output or statistics.
-    ctx_.attention->zero(ctx_.stream, a.o, static_cast<size_t>(T * n * m.attn_slice() * 2));
+    if (!p.batch.attention_rows)
+      ctx_.attention->zero(ctx_.stream, a.o, static_cast<size_t>(T * n * m.attn_slice() * 2));
     const bf16* previous = l == 0 ? nullptr : p.layer(l - 1, m).x_mid;
     forward_layer(ctx_, view, l, p.batch, p.cache, publish, previous, a, p.scratch);
   }

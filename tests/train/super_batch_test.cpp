@@ -110,6 +110,39 @@ TEST(SuperBatch, ClosesBeforeTheLimitAndKeepsSamplesWhole) {
   EXPECT_EQ(b[2].count, 1);  // longer than the limit: alone
 }
 
+TEST(AttentionOrder, JoinsWhatLiesTogetherAndLeavesPaddingOut) {
+  const auto samples = samples_of(kLengths, 1);
+  for (int cp : {1, 2, 4, 8})
+    for (const SuperBatch& batch : make_super_batches(samples, 0, 6, cp, 65536))
+      for (const RankRows& rows : batch.ranks) {
+        const AttentionOrder order = attention_order(rows);
+        ASSERT_EQ(order.to.size(), rows.seq.size());
+        size_t real = 0;
+        for (size_t t = 0; t < rows.seq.size(); ++t) {
+          if (rows.seq[t] < 0) {
+            EXPECT_EQ(order.to[t], -1);
+            continue;
+          }
+          ++real;
+          EXPECT_EQ(order.from[order.to[t]], static_cast<int32_t>(t));
+        }
+        EXPECT_EQ(order.from.size(), real);
+        int32_t next = 0;
+        for (const AttentionSegment& s : order.segments) {
+          EXPECT_EQ(s.row, next);
+          for (int32_t i = 0; i < s.len; ++i) {
+            EXPECT_EQ(rows.seq[order.from[next + i]], s.seq);
+            EXPECT_EQ(rows.position[order.from[next + i]], s.position + i);
+          }
+          next += s.len;
+        }
+        EXPECT_EQ(next, static_cast<int32_t>(real));
+        if (cp == 1) {
+          EXPECT_EQ(order.segments.size(), 6u);  // whole sequences
+        }
+      }
+}
+
 TEST(LeafChunks, AreEqualSubtreesWithinTheLimitOrSingleLeaves) {
   const Leaves leaves{.count = 8, .begin = {0, 64, 64, 256, 320, 384, 448, 512, 512}};
   const auto sizes = [&](int64_t rows) {

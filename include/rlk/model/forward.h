@@ -35,6 +35,16 @@ struct Context {
   bool weights_ready = false;
 };
 
+// The same rows in another order, for attention alone: by sequence and position, where leaves cut
+// the sequences into pieces shorter than an attention block. No bit depends on it. Device memory.
+struct AttentionRows {
+  int64_t n;            // rows, without padding
+  const int32_t* from;  // [n] row of the batch
+  const int32_t* to;    // [T] its row here, -1 for padding
+  bf16 *q, *o;          // [n, H, Dh]; the backward pass lays its dq, and dk and dv, over them
+  float* lse;           // [n, H]
+};
+
 // Rows of a forward pass. Device-accessible arrays.
 struct Batch {
   int64_t T = 0;
@@ -42,9 +52,10 @@ struct Batch {
   const int32_t* position = nullptr;  // [T]
   const int32_t* seq =
       nullptr;  // [T] row of the page table; negative: padding, belongs to no sequence
-  const AttentionSegment* segments = nullptr;
+  const AttentionSegment* segments = nullptr;  // of attention_rows, where they are given
   int32_t n_segments = 0, max_len = 0, max_context = 0;
   bool past_ready = false;  // AttentionArgs::past_ready
+  const AttentionRows* attention_rows = nullptr;
 };
 
 // Buffers of one layer over T rows, this rank's slices. The rollout engine keeps one and lets every

@@ -34,6 +34,15 @@ struct SuperBatch {
 std::vector<SuperBatch> make_super_batches(const std::vector<Sample>&, int first, int count, int cp,
                                            int64_t token_limit);
 
+// A rank's rows by (sequence, position), without padding: adjacent chunks of a sequence, which lie
+// in different leaves, become one segment.
+struct AttentionOrder {
+  std::vector<int32_t> from;  // its rows: which of the rank's each is
+  std::vector<int32_t> to;    // the rank's rows: which of these each is, -1 for padding
+  std::vector<AttentionSegment> segments;
+};
+AttentionOrder attention_order(const RankRows&);
+
 // Rows of adjacent leaves that form one subtree of the leaves' tree.
 struct LeafChunk {
   int64_t begin, end;
