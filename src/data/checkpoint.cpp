@@ -136,8 +136,12 @@ struct Checkpoint::Impl {
 std::map<std::string, std::string> Checkpoint::Impl::read_index() {
   const fs::path path = dir / kIndexFile;
   const std::string file = path.string();
-  std::error_code ignored;
-  const bool single = fs::exists(dir / kSingleFile, ignored), sharded = fs::exists(path, ignored);
+  // A link that leads nowhere is there; opening it says what is wrong with it.
+  const auto there = [](const fs::path& p) {
+    std::error_code ignored;
+    return fs::exists(fs::symlink_status(p, ignored));
+  };
+  const bool single = there(dir / kSingleFile), sharded = there(path);
   if (single && sharded) {
     throw InputError(dir.string(), std::string("has both ") + kSingleFile + " and " + kIndexFile,
                      "remove the one that is not meant");

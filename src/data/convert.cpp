@@ -10,6 +10,7 @@
 #include "rlk/base/file.h"
 #include "rlk/base/json_reader.h"
 #include "rlk/data/download.h"
+#include "rlk/data/export.h"
 #include "subprocess.h"
 
 namespace rlk {
@@ -87,6 +88,7 @@ std::string converted(const std::string& text, const std::string& file, int64_t*
 }  // namespace
 
 int64_t convert_prompts(const fs::path& in, const fs::path& out) {
+  check_new_path(out);
   std::string text = read_file(in);
   if (text.starts_with("PAR1")) {
     const fs::path lines = out.string() + ".lines";
@@ -103,6 +105,7 @@ int64_t convert_prompts(const fs::path& in, const fs::path& out) {
 }
 
 int64_t fetch_prompts(const std::string& url, const fs::path& out, const std::string& sha256) {
+  check_new_path(out);
   const fs::path source = out.string() + ".source";
   download(url, source, sha256);
   const int64_t rows = convert_prompts(source, out);

@@ -74,7 +74,8 @@ CompanionFiles companions(const ExportOptions& options) {
   CompanionFiles files = options.files;
   for (const char* name : kCompanions) {
     const fs::path source = options.source_dir / name;
-    if (!options.source_dir.empty() && !files.contains(name) && fs::exists(source))
+    if (!options.source_dir.empty() && !files.contains(name) &&
+        fs::exists(fs::symlink_status(source)))  // a link that leads nowhere is no missing file
       files.emplace(name, read_file(source));
   }
   const auto config = files.find("config.json");
@@ -146,15 +147,22 @@ std::string index_text(const std::vector<Shard>& shards) {
 
 }  // namespace
 
+void check_new_path(const fs::path& out) {
+  if (fs::exists(fs::symlink_status(out)))
+    throw InputError(out.string(), "exists already", "name a new one");
+  const fs::path parent = fs::absolute(out).parent_path();
+  if (!fs::is_directory(parent))
+    throw InputError(parent.string(), "no such folder",
+                     "must be there, to hold " + out.filename().string());
+}
+
 void export_checkpoint(const ModelConfig& config, const ExportOptions& options,
                        const TensorProvider& tensor) {
-  if (fs::exists(fs::symlink_status(options.out_dir)))
-    throw InputError(options.out_dir.string(), "exists already", "name a new folder");
-  const fs::path parent = fs::absolute(options.out_dir).parent_path();
-  if (!fs::is_directory(parent))
-    throw InputError(parent.string(), "no such folder", "must be there, to hold the new one");
+  const fs::path& out = options.out_dir;
+  const fs::path target = out.has_filename() ? out : out.parent_path();  // "name/" is "name"
+  check_new_path(target);
   const CompanionFiles files = companions(options);
-  TemporaryFolder folder(options.out_dir);
+  TemporaryFolder folder(target);
   for (const auto& [name, contents] : files) write_file_atomic(folder.path() / name, contents);
   const std::vector<Shard> shards = cut(checkpoint_tensors(config), options.max_shard_bytes);
   for (const Shard& shard : shards) write_shard(folder.path(), shard, tensor);

@@ -5,6 +5,7 @@
 #include "rlk/base/file.h"
 #include "rlk/base/json.h"
 #include "rlk/base/safetensors.h"
+#include "rlk/data/export.h"
 #include "rlk/data/score_lines.h"
 #include "rlk/train/trainer.h"
 
@@ -64,6 +65,7 @@ void write_tensors(const std::filesystem::path& out, const std::vector<Sample>& 
 
 int64_t score_lines(const ScoreOptions& o, std::istream& in, const std::string& source,
                     std::ostream& lines) {
+  if (!o.out.empty()) check_new_path(o.out);
   const ModelConfig config = read_model_config(o.model.dir);
   check_sampling(o.sampling, config);
   std::vector<Sample> samples =

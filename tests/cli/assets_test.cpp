@@ -116,7 +116,20 @@ TEST_F(Assets, PrepareConvertsALocalFile) {
   EXPECT_EQ(read_file(path("again.jsonl")), read_file(path("out.jsonl")));
 }
 
+TEST_F(Assets, PrepareOverwritesNothing) {
+  const std::string in = write("mine.jsonl", "{\"prompt\": \"1+1\", \"answer\": 2}\n");
+  const std::string before = read_file(in);
+  expect_refused({"prepare", "--convert", in, "--out", in}, {"mine.jsonl: exists already"});
+  expect_refused({"prepare", "--download-data", "--url", "file://" + in, "--out", in},
+                 {"mine.jsonl: exists already"});
+  EXPECT_EQ(read_file(in), before);
+}
+
 TEST_F(Assets, PrepareRefusesByName) {
+  const std::string shape = RLK_SOURCE_DIR "/profiles/tiny/config.json";
+  expect_refused(
+      {"prepare", "--synthetic", shape, "--tokenizer-dir", "/nowhere", "--out", path("m")},
+      {"/nowhere: has no tokenizer.json"});
   expect_refused({"prepare"}, {"give one of --download-data", "--out: missing"});
   expect_refused({"prepare", "--synthetic", "qwen3-9b", "--seed", "x", "--out", path("m")},
                  {"--seed: x; must be an integer"});

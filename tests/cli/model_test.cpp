@@ -122,7 +122,7 @@ TEST_F(Model, ScoreGivesARunsOwnTokensTheBitsThatItRecorded) {
       const Arguments score =
           Arguments{"score", "--model", model, "--in", path("in.jsonl")} + run.sampling;
       const std::string what = run.name + " step " + std::to_string(s);
-      const std::string out = path("out-" + std::to_string(s) + ".safetensors");
+      const std::string out = path(run.name + "-" + std::to_string(s) + ".safetensors");
       ASSERT_EQ(run_rlk({score + Arguments{"--out", out}}).code, 0) << what;
       const SafetensorsFile file(out);
       const TensorInfo& info = *file.find("logp");
@@ -333,4 +333,6 @@ TEST_F(Model, BadInputIsNamedWithItsPlace) {
   expect_refused({"export", "--from", kTiny, "--out", "/nowhere/x"}, {"/nowhere: no such folder"});
   expect_refused({"score", "--in", "/tmp"}, {"--in /tmp: cannot be read"});
   expect_refused({"export", "--from", kTiny, "--out", kTiny}, {"exists already"});
+  expect_refused({"score", "--out", kTiny}, {"exists already"});
+  expect_refused({"score", "--out", "/nowhere/x.safetensors"}, {"/nowhere: no such folder"});
 }

@@ -151,6 +151,7 @@ class Convert : public testing::Test {
  protected:
   std::string converted(const std::string& lines) {
     write_file_atomic(dir_ / "in", lines);
+    fs::remove(dir_ / "out");
     rows_ = convert_prompts(dir_ / "in", dir_ / "out");
     return read_file(dir_ / "out");
   }
