@@ -1,5 +1,5 @@
-// Collectives of two ranks, a GPU each. The ranks are forked before this process touches CUDA; rank
-// 0 reports its times, a graph of calls replayed, median over replays.
+// Collectives of 2, 4 and 8 ranks, a GPU each. The ranks are forked before this process touches
+// CUDA; rank 0 reports its times, a graph of calls replayed, median over replays.
 
 #include <cuda_runtime_api.h>
 #include <sys/wait.h>
@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <numeric>
 
 #include "../harness.h"
 #include "kernels/common/check.h"
@@ -18,8 +19,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr int kRanks = 2;
-constexpr size_t kMostBytes = size_t{8} << 20;
+constexpr size_t kMostBytes = size_t{64} << 20;
 
 // Runs `body` in a child; what it printed to the pipe, or throws.
 class Child {
@@ -64,6 +64,13 @@ class Child {
   int out_ = -1;
 };
 
+std::vector<int> all_ranks(int ranks) {
+  std::vector<int> all(static_cast<size_t>(ranks));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
+// Sums of eight are exact, so that any order gives them.
 float value_of(int rank, int64_t i) {
   return static_cast<float>((i * 7919 + rank * 104729) % 2039 - 1019) * 0x1p-9f;
 }
@@ -74,10 +81,11 @@ struct Bench {
   Stream stream;
   float* in;
   float* out;
-  std::string rows;
+  int ranks = group.size();
+  std::string rows = "";
 
   void check_outputs(bool reduced, int64_t n) const {
-    std::vector<float> got(static_cast<size_t>(reduced ? n : n * kRanks));
+    std::vector<float> got(static_cast<size_t>(reduced ? n : n * ranks));
     std::vector<bf16> sums(static_cast<size_t>(n));
     if (reduced) {
       ops.copy(stream, sums.data(), out, sums.size() * sizeof(bf16));
@@ -88,8 +96,9 @@ struct Bench {
       ops.synchronize(stream);
     }
     for (int64_t i = 0; i < static_cast<int64_t>(got.size()); ++i) {
-      const float want = reduced ? to_float(to_bf16(value_of(0, i) + value_of(1, i)))
-                                 : value_of(static_cast<int>(i / n), i % n);
+      float want = value_of(reduced ? 0 : static_cast<int>(i / n), i % n);
+      for (int r = 1; reduced && r < ranks; ++r) want += value_of(r, i);
+      if (reduced) want = to_float(to_bf16(want));
       if (got[static_cast<size_t>(i)] != want)
         throw Error((reduced ? "tree_reduce" : "all_gather") + std::string(": element ") +
                     std::to_string(i) + " is wrong");
@@ -121,12 +130,13 @@ struct Bench {
   }
 
   void run() {
-    add("barrier", "2 GPUs", time([&] { group.barrier(stream); }, 50));
-    for (size_t kib : {8, 64, 1024, 8192}) {
+    const std::string gpus = std::to_string(ranks) + " GPUs";
+    add("barrier", gpus, time([&] { group.barrier(stream); }, 50));
+    for (size_t kib : {8, 64, 1024, 8192, 65536}) {
       const size_t bytes = kib << 10;
       const auto n = static_cast<int64_t>(bytes / sizeof(float));
       const int runs = bytes > (1 << 20) ? 10 : 50;
-      const std::string size = "2 GPUs " + std::to_string(kib) + " KiB";
+      const std::string size = gpus + " " + std::to_string(kib) + " KiB";
       const auto gather = [&] { group.all_gather(stream, in, out, bytes); };
       const auto reduce = [&] { group.tree_reduce(stream, in, out, n, false); };
       gather();
@@ -139,21 +149,21 @@ struct Bench {
   }
 };
 
-std::string rank_main(int fd, int rank) {
+std::string rank_main(int fd, int rank, int ranks) {
   const auto host = shm_world_open(fd, rank, 60s);
   const Ops& ops = cuda_ops(rank);
   const Stream stream = ops.stream_create();
   const auto world = ipc_world_open(*host, size_t{64} << 20, 20s);
-  const auto group = world->group({0, 1}, "bench");
+  const auto group = world->group(all_ranks(ranks), "bench");
   auto* in = static_cast<float*>(ops.alloc(kMostBytes));
-  auto* out = static_cast<float*>(ops.alloc(kMostBytes * kRanks));
+  auto* out = static_cast<float*>(ops.alloc(kMostBytes * static_cast<size_t>(ranks)));
   std::vector<float> mine(kMostBytes / sizeof(float));
   for (size_t i = 0; i < mine.size(); ++i) mine[i] = value_of(rank, static_cast<int64_t>(i));
   ops.copy(stream, in, mine.data(), kMostBytes);
   ops.synchronize(stream);
-  Bench bench{ops, *group, stream, in, out, ""};
+  Bench bench{ops, *group, stream, in, out};
   bench.run();
-  host->group({0, 1}, "end")->barrier(nullptr);
+  host->group(all_ranks(ranks), "end")->barrier(nullptr);
   return rank == 0 ? bench.rows : "";
 }
 
@@ -164,22 +174,29 @@ int device_count() {
                    }).text());
 }
 
+std::string bench_ranks(int ranks) {
+  const int fd = shm_world_create(ranks, 1 << 20);
+  std::vector<Child> children;
+  for (int r = 0; r < ranks; ++r) children.emplace_back([&] { return rank_main(fd, r, ranks); });
+  std::string text;
+  for (Child& child : children) text += child.text();
+  close(fd);
+  return text;
+}
+
 }  // namespace
 
 std::vector<Result> collective_results(const std::string& filter) {
   if (std::string("collectives: barrier, all_gather, tree_reduce 2 GPUs").find(filter) ==
       std::string::npos)
     return {};
-  if (device_count() < kRanks) {
+  const int devices = device_count();
+  if (devices < 2) {
     std::printf("collectives: not run, they need 2 GPUs\n");
     return {};
   }
-  const int fd = shm_world_create(kRanks, 1 << 20);
-  std::vector<Child> ranks;
-  for (int r = 0; r < kRanks; ++r) ranks.emplace_back([&] { return rank_main(fd, r); });
   std::string text;
-  for (Child& rank : ranks) text += rank.text();
-  close(fd);
+  for (int ranks = 2; ranks <= std::min(devices, 8); ranks *= 2) text += bench_ranks(ranks);
   std::vector<Result> rows;
   for (size_t at = 0; at < text.size();) {
     const size_t end = text.find('\n', at), first = text.find(',', at), last = text.rfind(',', end);
