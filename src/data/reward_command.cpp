@@ -81,7 +81,7 @@ void RewardCommand::stop_all() {
     if (p.in >= 0) ::close(p.in);
     if (p.out >= 0) ::close(p.out);
     if (p.pid > 0) {
-      ::kill(-p.pid, SIGKILL);  // the whole group: a script's children too
+      ::kill(p.pid, SIGKILL);
       while (::waitpid(p.pid, nullptr, 0) < 0 && errno == EINTR) {
       }
     }
@@ -137,8 +137,10 @@ bool RewardCommand::read_more(Process* p, double* reward) {
   p->received.append(buffer, static_cast<size_t>(n));
   const size_t end = p->received.find('\n');
   if (end == std::string::npos && p->received.size() <= kMaxLine) return false;
-  if (end + 1 != p->received.size()) fail(*p, "answered more than one line");
   const std::string line = p->received.substr(0, end);
+  if (end == std::string::npos) fail(*p, "answered " + printable(line) + ": a line without an end");
+  if (end + 1 != p->received.size())
+    fail(*p, "answered more than one line, the first " + printable(line));
   try {
     const Json json = parse_json(line, "answer");
     const bool right = json.is_object() && json.size() == 2 && json.contains("id") &&

@@ -18,12 +18,8 @@ pid_t start_process(std::vector<std::string> argv, int in, int out) {
   const pid_t parent = ::getpid();
   const pid_t pid = ::fork();
   if (pid < 0) throw system_error("fork for " + argv[0]);
-  if (pid > 0) {
-    ::setpgid(pid, pid);  // here and there: whoever comes first
-    return pid;
-  }
+  if (pid > 0) return pid;
   // Only async-signal-safe calls from here: other threads' locks are held for ever.
-  ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(kCannotExecute);
   ::signal(SIGPIPE, SIG_DFL);

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "cli/processes.h"
 #include "cli/run_rlk.h"
 #include "rlk/base/json.h"
 #include "rlk/base/safetensors.h"
@@ -278,12 +279,30 @@ class RewardCommand : public ::testing::Test {
           "--rollout-batch-size", "2", "--max-response-len", "8", "--save-interval", "10"}});
   }
   bool sealed() const { return fs::exists(dir_.path() / "runs/r/COMPLETE"); }
+  // What a judge started by `sleep 60 >&2 & echo $! >> $0.pids` is gone, or dead and waits for
+  // init.
+  void expect_no_children() const {
+    std::ifstream pids(dir_.path() / "judge.pids");
+    int found = 0;
+    for (std::string pid; pids >> pid; ++found) {
+      const auto gone = [&] {
+        const std::string stat = test::text_of("/proc/" + pid + "/stat");
+        return stat.empty() || stat.find(") Z ") != stat.npos;
+      };
+      for (int i = 0; i < 500 && !gone(); ++i) usleep(10'000);  // a busy machine kills slowly
+      EXPECT_TRUE(gone()) << pid;
+    }
+    EXPECT_GT(found, 0);
+  }
   TempDir dir_;
 };
 
 TEST_F(RewardCommand, DecidesTheRewardsOfARun) {
-  const Finished f = verify("echo \"{\\\"id\\\": $id, \\\"reward\\\": $((id % 2)).5}\"");
+  const Finished f = verify(
+      "sleep 60 >&2 & echo $! >> $0.pids; echo \"{\\\"id\\\": $id, \\\"reward\\\": $((id % "
+      "2)).5}\"");
   ASSERT_EQ(f.code, 0) << f.err << f.out;
+  expect_no_children();
   const std::vector<Sample> samples = RunReader(dir_.path() / "runs/r").sidecar(0).samples;
   ASSERT_EQ(samples.size(), 16u);
   for (size_t i = 0; i < samples.size(); ++i) EXPECT_EQ(samples[i].reward, i % 2 + 0.5) << i;
@@ -292,11 +311,12 @@ TEST_F(RewardCommand, DecidesTheRewardsOfARun) {
 }
 
 TEST_F(RewardCommand, ThatFailsEndsTheRunByName) {
-  const Finished f = verify("exit 1");
+  const Finished f = verify("sleep 60 >&2 & echo $! >> $0.pids; exit 1");
   EXPECT_EQ(f.code, 1) << f.out;
   EXPECT_NE(f.out.find("judge: prompt "), std::string::npos) << f.out;
   EXPECT_NE(f.out.find("ended without an answer"), std::string::npos) << f.out;
   EXPECT_FALSE(sealed());
+  expect_no_children();
 }
 
 TEST_F(Model, BadInputIsNamedWithItsPlace) {

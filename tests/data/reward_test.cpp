@@ -248,6 +248,8 @@ TEST_F(Command, FailuresAreErrorsThatNameTheSample) {
   expect("read -r line; exit 3", "ended without an answer");
   expect("read -r line; kill -9 $$", "ended without an answer");
   expect("read -r line; echo oops; cat", "answered oops");
+  expect("echo loading; echo done; cat", "answered more than one line, the first loading");
+  expect("head -c 2000000 /dev/zero; sleep 60", ": a line without an end");
   const std::string answer = "read -r line; id=${line#*:}; id=${id%%,*}; ";
   expect("read -r line; echo '{\"reward\": 1}'; cat", "\"reward\": NUMBER}");
   expect("read -r line; echo '{\"id\": 77, \"reward\": 1}'; cat", "\"reward\": NUMBER}");
@@ -274,10 +276,11 @@ TEST_F(Command, AProgramThatCannotRunIsAnError) {
 }
 
 TEST_F(Command, AFailureLeavesNoProcess) {
-  const std::string mark = (dir_ / "alive").string();
-  error_of("(sleep 2; touch " + mark + ") & read -r line; sleep 60", 0.3);
-  sleep(3);
-  EXPECT_FALSE(std::filesystem::exists(mark));
+  error_of("trap '' TERM; echo $$ >> $0.pids; read -r line; sleep 60", 0.3);
+  std::ifstream pids(dir_ / "verifier.pids");
+  int found = 0;
+  for (pid_t pid; pids >> pid; ++found) EXPECT_EQ(kill(pid, 0), -1) << pid;
+  EXPECT_EQ(found, 3);
 }
 
 }  // namespace
