@@ -74,14 +74,14 @@ void check_gpus(const Profile& profile, Checks& checks) {
 
 // How to get the file that a defect is about, by the profile's paths.
 std::string next_step(const Diagnostic& defect, const Profile& profile) {
-  const auto about = [&](const std::optional<fs::path>& path) {
-    return path && defect.where.starts_with(path->string());
+  const auto about = [&](const std::optional<fs::path>& path, const char* option) {
+    return path ? defect.where.starts_with(path->string()) : defect.where == option;
   };
   const Profile::Paths& paths = profile.paths;
-  if (about(paths.prompt_data))
-    return "rlk prepare --download-data --out " + paths.prompt_data->string() +
+  if (about(paths.prompt_data, "--prompt-data"))
+    return "rlk prepare --download-data --out " + paths.prompt_data.value_or("FILE").string() +
            ", or --convert FILE of your own";
-  if (about(paths.model_root) || about(paths.ref_load))
+  if (about(paths.model_root, "--model-root") || about(paths.ref_load, "--ref-load"))
     return "put a Qwen3 folder from Hugging Face there; one to try: rlk prepare --synthetic "
            "qwen3-0.6b --tokenizer-dir DIR --out NEW";
   return "rlk plan verify shows every value, docs/formats.md explains every key";

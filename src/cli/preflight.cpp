@@ -55,7 +55,8 @@ void check_gpus(const Plan& plan) {
   for (const auto& [item, bytes] : plan.memory) rank_bytes += bytes;
   for (int first = 0; first < ranks; first += plan.ranks_per_gpu) {
     const int device = plan.device(first), here = std::min(plan.ranks_per_gpu, ranks - first);
-    const GpuInfo& gpu = host.gpus.at(device);
+    if (device >= static_cast<int>(host.gpus.size())) break;  // make_plan and doctor count them
+    const GpuInfo& gpu = host.gpus[device];
     const std::string where = "GPU " + std::to_string(device), busy = processes_text(gpu);
     if (plan.ranks_per_gpu == 1 && !busy.empty())
       defects.push_back(

@@ -81,6 +81,12 @@ TEST_F(Assets, DoctorSaysWhatIsWrongAndWhatToType) {
   const auto missing = checks(run_rlk({{"doctor", "--json", "--profile", none}}));
   EXPECT_EQ(missing.at("plan")["found"], "/nowhere/model/config.json: No such file or directory");
   EXPECT_EQ(missing.at("files")["found"], "/nowhere/prompts.jsonl: no such file");
+  // A plan of GPUs and of a model that are not there.
+  const Finished absent =
+      run_rlk({{"doctor", "--json", "--profile", RLK_SOURCE_DIR "/profiles/qwen3-8b.json"}});
+  EXPECT_EQ(absent.code, 2) << absent.err;
+  EXPECT_EQ(checks(absent).at("plan")["pass"], true);
+  EXPECT_EQ(checks(absent).at("files")["pass"], false);
   const auto junk = checks(run_rlk({{"doctor", "--json", "--profile", write("junk", "{")}}));
   EXPECT_EQ(junk.at("profile")["pass"], false);
 }
@@ -99,6 +105,12 @@ TEST_F(Assets, DoctorListsWhatItIgnoresOfTheKnownSystemsProfiles) {
   EXPECT_EQ(json.at("profile keys")["found"],
             "ignored, they speak to another framework: paths.megatron_root, "
             "defaults.ray_num_cpus, modes");
+  const std::string bare = write("bare.json", Json{{"schema_version", "rlkernel.repro.profile.v1"},
+                                                   {"paths", {{"model_root", kTiny}}}}
+                                                  .dump());
+  const std::string text = run_rlk({{"doctor", "--profile", bare}}).out;
+  EXPECT_NE(text.find("--prompt-data: missing"), std::string::npos) << text;
+  EXPECT_NE(text.find("next: rlk prepare --download-data --out FILE"), std::string::npos) << text;
 }
 
 TEST_F(Assets, PrepareConvertsALocalFile) {
