@@ -15,7 +15,7 @@ std::string text_of(JsonReader& reader) {
   return text;
 }
 
-std::vector<int32_t> ids_of(JsonReader& reader) {
+std::vector<int32_t> ids_of(JsonReader& reader, const Tokenizer& tokenizer) {
   std::vector<int32_t> ids;
   const Json* list = reader.find("ids");
   if (list == nullptr) return ids;
@@ -24,8 +24,11 @@ std::vector<int32_t> ids_of(JsonReader& reader) {
     return ids;
   }
   for (const Json& id : *list) {
-    if (!id.is_number_unsigned() || id.get<uint64_t>() > INT32_MAX) {
-      reader.fail("ids", shown(id), "must be a token id");
+    const bool known = id.is_number_unsigned() && id.get<uint64_t>() <= INT32_MAX &&
+                       !tokenizer.token_bytes(id.get<int32_t>()).empty();
+    if (!known) {
+      reader.fail("ids[" + std::to_string(ids.size()) + "]", shown(id),
+                  "must be the id of a token");
       break;
     }
     ids.push_back(id.get<int32_t>());
@@ -44,7 +47,7 @@ void tokenize_lines(const Tokenizer& tokenizer, bool decode, std::istream& in,
     std::vector<Diagnostic> defects;
     JsonReader reader(object, where, "", defects);
     const std::string text = decode ? "" : text_of(reader);
-    const std::vector<int32_t> ids = decode ? ids_of(reader) : std::vector<int32_t>();
+    const std::vector<int32_t> ids = decode ? ids_of(reader, tokenizer) : std::vector<int32_t>();
     reader.refuse_unknown_keys();
     if (!defects.empty()) throw InputError(defects);
     if (decode) {

@@ -210,8 +210,11 @@ TEST(Tokenize, ErrorsNameTheLine) {
     });
   };
   EXPECT_EQ(error_of_lines("{\"text\":\"a\"}\n{\"txt\":1}\n", false).find("in:2: "), 0u);
-  EXPECT_EQ(error_of_lines("{\"ids\":[1,-1]}", true).find("in:1: ids"), 0u)
-      << error_of_lines("{\"ids\":[1,-1]}", true);
+  // 418 is the last added token.
+  EXPECT_EQ(error_of_lines("{\"ids\":[413,418]}", true), "accepted");
+  for (const std::string id : {"-1", "419", "2147483648", "1.0", "\"1\""})
+    EXPECT_EQ(error_of_lines("{\"ids\":[1," + id + "]}", true),
+              "in:1: ids[1]: " + id + "; must be the id of a token");
   EXPECT_EQ(error_of_lines("{\"text\":\"\"}\n{\"text\":", false).find("in:2:9: "), 0u)
       << error_of_lines("{\"text\":\"\"}\n{\"text\":", false);
 }
