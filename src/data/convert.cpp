@@ -33,7 +33,7 @@ except Exception as error:
 )";
 
 // Runs the script above with its output in `lines`.
-void parquet_to_lines(const fs::path& in, const fs::path& lines) {
+void parquet_to_lines(const fs::path& in, const std::string& name, const fs::path& lines) {
   const int out = ::open(lines.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (out < 0) throw system_error("create " + lines.string());
   const pid_t pid = start_process({"python3", "-c", kParquetToLines, in.string()}, -1, out);
@@ -43,11 +43,10 @@ void parquet_to_lines(const fs::path& in, const fs::path& lines) {
   }
   const int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   if (code == kNoPyarrow || code == kNoPython) {
-    throw InputError(in.string(),
-                     "Parquet is read through Python's pyarrow, which is not installed",
+    throw InputError(name, "Parquet is read through Python's pyarrow, which is not installed",
                      "type: python3 -m pip install pyarrow");
   }
-  if (code != 0) throw InputError(in.string(), "pyarrow could not read it (its message is above)");
+  if (code != 0) throw InputError(name, "pyarrow could not read it (its message is above)");
 }
 
 // The label of a row, under one of its usual names; null when there is none.
@@ -85,32 +84,38 @@ std::string converted(const std::string& text, const std::string& file, int64_t*
   return out;
 }
 
+// A file that is removed with its owner.
+struct Temporary {
+  const fs::path path;
+  ~Temporary() { ::unlink(path.c_str()); }
+};
+
+// `name` is what messages call the input.
+int64_t convert_named(const fs::path& in, const std::string& name, const fs::path& out) {
+  std::string text = read_file(in);
+  if (text.starts_with("PAR1")) {
+    const Temporary lines{out.string() + ".lines"};
+    parquet_to_lines(in, name, lines.path);
+    text = read_file(lines.path);
+  }
+  int64_t rows = 0;
+  write_file_atomic(out, converted(text, name, &rows));
+  return rows;
+}
+
 }  // namespace
 
 int64_t convert_prompts(const fs::path& in, const fs::path& out) {
   check_new_path(out);
-  std::string text = read_file(in);
-  if (text.starts_with("PAR1")) {
-    const fs::path lines = out.string() + ".lines";
-    struct Remove {
-      const fs::path& path;
-      ~Remove() { ::unlink(path.c_str()); }
-    } const remove{lines};
-    parquet_to_lines(in, lines);
-    text = read_file(lines);
-  }
-  int64_t rows = 0;
-  write_file_atomic(out, converted(text, in.string(), &rows));
-  return rows;
+  return convert_named(in, in.string(), out);
 }
 
 int64_t fetch_prompts(const std::string& url, const fs::path& out, const std::string& sha256) {
   check_new_path(out);
-  const fs::path source = out.string() + ".source";
-  download(url, source, sha256);
-  const int64_t rows = convert_prompts(source, out);
-  fs::remove(source);
-  return rows;
+  const fs::path fetched = out.string() + ".source";
+  download(url, fetched, sha256);
+  const Temporary source{fetched};
+  return convert_named(source.path, url, out);
 }
 
 }  // namespace rlk

@@ -147,6 +147,14 @@ TEST_F(HttpDownload, WhatWasFetchedIsConverted) {
   EXPECT_EQ(std::distance(fs::directory_iterator(dir_.path()), {}), 1);
 }
 
+TEST_F(HttpDownload, WhatCannotBeConvertedIsNamedAndNotKept) {
+  server_.body += "{\"prompt\": \"0\"}\n";
+  const std::string error =
+      error_of<InputError>([&] { fetch_prompts(server_.url(), target_, ""); });
+  EXPECT_EQ(error.find(server_.url() + ":5001: has no label"), 0u) << error;
+  EXPECT_TRUE(fs::is_empty(dir_.path()));
+}
+
 class Convert : public testing::Test {
  protected:
   std::string converted(const std::string& lines) {

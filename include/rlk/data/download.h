@@ -24,8 +24,8 @@ std::string download(const std::string& url, const std::filesystem::path& path,
 // pyarrow.
 int64_t convert_prompts(const std::filesystem::path& in, const std::filesystem::path& out);
 
-// Downloads to out.source, converts that to `out`, and removes it. `sha256` is the source's.
-// Returns the rows.
+// Downloads to out.source, converts that to `out`, and removes it, also when it cannot be
+// converted; InputError then names line of `url`. `sha256` is the source's. Returns the rows.
 int64_t fetch_prompts(const std::string& url, const std::filesystem::path& out,
                       const std::string& sha256);
 
