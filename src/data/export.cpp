@@ -60,14 +60,11 @@ class TemporaryFolder {
 // config.json with the dtype of the weights written here.
 std::string exported_config(const std::string& text, const std::string& file) {
   Json json = parse_json(text, file);
-  bool changed = false;
-  for (const char* key : {"torch_dtype", "dtype"}) {
-    if (json.contains(key) && json[key] != "bfloat16") {
-      json[key] = "bfloat16";
-      changed = true;
-    }
-  }
-  return changed ? json.dump(2) + "\n" : text;
+  const Json before = json;
+  for (const char* key : {"torch_dtype", "dtype"})
+    if (json.contains(key)) json[key] = "bfloat16";
+  if (!json.contains("dtype")) json["torch_dtype"] = "bfloat16";
+  return json == before ? text : json.dump(2) + "\n";
 }
 
 CompanionFiles companions(const ExportOptions& options) {

@@ -304,17 +304,27 @@ TEST(Export, LeavesNothingBehindWhenItFails) {
 }
 
 TEST(Export, ConfigSaysBf16) {
-  const TempDir dir;
   const ModelConfig config = small_config(false);
   std::vector<bf16> buffer;
-  export_checkpoint(config,
-                    {dir / "m", "", {{"config.json", R"({"torch_dtype": "float32", "x": 1})"}}},
-                    [&](const CheckpointTensor& t) {
-                      buffer = whole(t);
-                      return std::span<const bf16>(buffer);
-                    });
-  EXPECT_EQ(parse_json(read_file(dir / "m/config.json"), "c").dump(),
+  const auto exported = [&](const std::string& source) {
+    const TempDir dir;
+    export_checkpoint(config, {dir / "m", "", {{"config.json", source}}},
+                      [&](const CheckpointTensor& t) {
+                        buffer = whole(t);
+                        return std::span<const bf16>(buffer);
+                      });
+    return read_file(dir / "m/config.json");
+  };
+  const auto compact = [&](const std::string& source) {
+    return parse_json(exported(source), "c").dump();
+  };
+  EXPECT_EQ(compact(R"({"torch_dtype": "float32", "x": 1})"),
             R"({"torch_dtype":"bfloat16","x":1})");
+  EXPECT_EQ(compact(R"({"dtype": "float16", "x": 1})"), R"({"dtype":"bfloat16","x":1})");
+  EXPECT_EQ(compact(R"({"torch_dtype": null})"), R"({"torch_dtype":"bfloat16"})");
+  EXPECT_EQ(compact(R"({"x": 1})"), R"({"x":1,"torch_dtype":"bfloat16"})");
+  const std::string right = R"({"x": 1, "torch_dtype":   "bfloat16"})";
+  EXPECT_EQ(exported(right), right);
 }
 
 TEST(Synthetic, ValuesHaveTheStatedSpread) {
