@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "rlk/base/error.h"
+#include "rlk/base/signals.h"
 
 namespace rlk {
 namespace {
@@ -169,9 +170,7 @@ int Subprocess::reap() {
 }
 
 SubprocessSet::SubprocessSet() {
-  sigset_t mask;
-  sigemptyset(&mask);
-  for (int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&mask, signal);
+  const sigset_t mask = ending_signals();
   if (sigprocmask(SIG_BLOCK, &mask, &previous_mask_) != 0) throw system_error("sigprocmask");
   signals_ = Fd(signalfd(-1, &mask, SFD_NONBLOCK | SFD_CLOEXEC));
   if (signals_.get() < 0) {

@@ -3,8 +3,8 @@
 // reads, reaps and tells a Listener.
 //
 // Ownership: the set owns processes and pipes; its destructor kills and reaps what still runs.
-// Signals: the set blocks SIGINT, SIGTERM and SIGHUP from its construction to its destruction and
-// takes them from a signalfd, so that nothing runs in a handler and no wait can miss one. Ends are
+// Signals: the set blocks ending_signals() from its construction to its destruction and takes them
+// from a signalfd, so that nothing runs in a handler and no wait can miss one. Ends are
 // seen through pidfds: a library's thread that does not block SIGCHLD would swallow it.
 // Threads: one, the one that made the set.
 

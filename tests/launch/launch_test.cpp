@@ -366,6 +366,19 @@ TEST_F(LaunchTest, SignalToTheLauncherEndsAllWithCode130) {
   }
 }
 
+TEST_F(LaunchTest, ASignalThatNohupIgnoresEndsNothing) {
+  LauncherProcess launcher([&] {
+    fs::current_path(dir_);
+    signal(SIGHUP, SIG_IGN);
+    const LaunchResult result = launch(config("pids"));
+    _exit(result.interrupted_by == SIGINT ? result.exit_code() : 98);
+  });
+  worker_pids(dir_, 4);
+  kill(launcher.pid(), SIGHUP);
+  kill(launcher.pid(), SIGINT);
+  EXPECT_EQ(WEXITSTATUS(launcher.wait()), kExitInterrupted);
+}
+
 TEST_F(LaunchTest, SecondSignalKillsAtOnce) {
   LauncherProcess launcher([&] {
     LaunchConfig c = config("all-stubborn");
