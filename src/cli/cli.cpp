@@ -12,6 +12,7 @@
 #include "commands.h"
 #include "rlk/base/error.h"
 #include "rlk/base/json_reader.h"
+#include "rlk/base/signals.h"
 #include "rlk/base/text.h"
 #include "rlk/build_info/build_info.h"
 
@@ -104,6 +105,9 @@ int cli_main(int argc, char** argv) {
   } catch (const InputError& error) {
     complain(error.diagnostics());
     return kExitUsage;
+  } catch (const Interrupted& error) {
+    complain(error.what());
+    return kExitInterrupted;
   } catch (const std::bad_alloc&) {
     complain("out of memory");
     return kExitFailed;

@@ -10,6 +10,7 @@
 #include "rlk/base/json.h"
 #include "rlk/base/safetensors.h"
 #include "rlk/base/sha256.h"
+#include "rlk/base/signals.h"
 
 namespace rlk {
 namespace {
@@ -111,7 +112,8 @@ std::vector<Shard> cut(const std::vector<CheckpointTensor>& tensors, uint64_t ma
   return shards;
 }
 
-void write_shard(const fs::path& folder, const Shard& shard, const TensorProvider& provider) {
+void write_shard(const fs::path& folder, const Shard& shard, const TensorProvider& provider,
+                 const HeldSignals& held) {
   std::vector<TensorInfo> infos;
   std::vector<std::pair<std::string, std::string>> metadata = {{"format", "pt"}};
   for (const CheckpointTensor& t : shard.tensors) {
@@ -120,6 +122,7 @@ void write_shard(const fs::path& folder, const Shard& shard, const TensorProvide
   }
   SafetensorsWriter writer(folder / shard.name, std::move(infos), std::move(metadata));
   for (const CheckpointTensor& t : shard.tensors) {
+    held.check();
     const std::span<const bf16> data = provider(t);
     RLK_CHECK(data.size_bytes() == bytes_of(t), t.name, data.size_bytes(), bytes_of(t));
     writer.append(data.data(), data.size_bytes());
@@ -159,10 +162,11 @@ void export_checkpoint(const ModelConfig& config, const ExportOptions& options,
   const fs::path target = out.has_filename() ? out : out.parent_path();  // "name/" is "name"
   check_new_path(target);
   const CompanionFiles files = companions(options);
+  const HeldSignals held;  // outlives the folder: an interruption removes it
   TemporaryFolder folder(target);
   for (const auto& [name, contents] : files) write_file_atomic(folder.path() / name, contents);
   const std::vector<Shard> shards = cut(checkpoint_tensors(config), options.max_shard_bytes);
-  for (const Shard& shard : shards) write_shard(folder.path(), shard, tensor);
+  for (const Shard& shard : shards) write_shard(folder.path(), shard, tensor, held);
   if (shards.size() > 1)
     write_file_atomic(folder.path() / "model.safetensors.index.json", index_text(shards));
   folder.commit();

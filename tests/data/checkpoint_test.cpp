@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <csignal>
 #include <cstring>
 #include <fstream>
 #include <functional>
@@ -12,6 +13,7 @@
 #include "rlk/base/file.h"
 #include "rlk/base/json.h"
 #include "rlk/base/safetensors.h"
+#include "rlk/base/signals.h"
 #include "rlk/data/export.h"
 #include "rlk/data/synthetic.h"
 
@@ -301,6 +303,28 @@ TEST(Export, LeavesNothingBehindWhenItFails) {
                   }),
                   "has no config.json");
   EXPECT_EQ(std::distance(fs::directory_iterator(dir.path()), {}), 1);
+}
+
+TEST(Export, AnInterruptionLeavesNothingAndNohupIsHeeded) {
+  const ModelConfig config = small_config(false);
+  const TempDir dir;
+  std::vector<bf16> buffer;
+  const auto export_and_raise = [&](int signal) {
+    export_checkpoint(config, {dir / "m", "", {{"config.json", "{}"}}},
+                      [&](const CheckpointTensor& t) {
+                        raise(signal);
+                        buffer = whole(t);
+                        return std::span<const bf16>(buffer);
+                      });
+  };
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    EXPECT_THROW(export_and_raise(signal), Interrupted);
+    EXPECT_TRUE(fs::is_empty(dir.path()));
+  }
+  const auto before = signal(SIGHUP, SIG_IGN);
+  export_and_raise(SIGHUP);
+  signal(SIGHUP, before);
+  EXPECT_TRUE(fs::exists(dir / "m/model.safetensors"));
 }
 
 TEST(Export, ConfigSaysBf16) {

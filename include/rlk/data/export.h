@@ -33,8 +33,8 @@ void check_new_path(const std::filesystem::path& out);
 
 // Atomic: everything goes to a temporary folder beside out_dir, is synced, and renamed. The same
 // tensors give the same bytes. Each tensor's SHA-256 is kept in its file's metadata. InputError
-// when out_dir is not new or there is no config.json; Error on I/O failure, and then nothing is
-// left behind.
+// when out_dir is not new or there is no config.json; Error on I/O failure, Interrupted between two
+// tensors when a signal asks to end, and then nothing is left behind.
 void export_checkpoint(const ModelConfig& config, const ExportOptions& options,
                        const TensorProvider& tensor);
 
