@@ -1,14 +1,10 @@
 """Times of the same work through PyTorch, for `rlk bench`: prints op,shape,us rows with the names the bench uses.
 
 Medians of CUDA-graph replays over rotated inputs that exceed the L2, as in src/bench/cuda/harness.cpp. Attention is
-cuDNN's, matrix-bound work after 200 ms of it. With several GPUs, NCCL's collectives come first; `library.py collectives`
-stops there.
+cuDNN's, matrix-bound work after 200 ms of it.
 """
-import os
 import statistics
-import sys
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -103,42 +99,8 @@ def attention():
             emit("attention", f"decode {b}x{s} {kind}", us)
 
 
-def nccl_rank(rank, ranks):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(29510 + ranks))
-    torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", rank=rank, world_size=ranks)
-    for kib in (8, 64, 1024, 8192, 65536):
-        n, calls = kib * 256, 50 if kib <= 1024 else 10
-        x, y = torch.randn(n, device="cuda"), torch.empty(ranks * n, device="cuda")
-        for op, shape, call in (
-                ("all_gather", "a rank", lambda: dist.all_gather_into_tensor(y, x)),
-                ("tree_reduce", "to bf16", lambda: dist.all_reduce(x))):
-            call()
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                for _ in range(calls):
-                    call()
-            times = []
-            for _ in range(20):  # as many on all ranks: a collective that one lacks waits for ever
-                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                start.record()
-                graph.replay()
-                end.record()
-                end.synchronize()
-                times.append(start.elapsed_time(end) * 1e3 / calls)
-            if rank == 0:
-                emit(op, f"{ranks} GPUs {kib} KiB {shape}", statistics.median(times[5:]))
-    dist.destroy_process_group()
-
-
 def main():
     print("op,shape,us")
-    for ranks in (2, 4, 8):
-        if ranks <= torch.cuda.device_count():
-            torch.multiprocessing.spawn(nccl_rank, args=(ranks,), nprocs=ranks)
-    if sys.argv[1:] == ["collectives"]:
-        return
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         attention()
     d, f, v = 4096, 12288, 152576

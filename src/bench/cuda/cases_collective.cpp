@@ -1,5 +1,6 @@
-// Collectives of 2, 4 and 8 ranks, a GPU each. The ranks are forked before this process touches
-// CUDA; rank 0 reports its times, a graph of calls replayed, median over replays.
+// Collectives of 2, 4 and 8 ranks, a GPU each, beside NCCL's (its all-reduce of fp32 beside
+// tree_reduce). The ranks are forked before this process touches CUDA; rank 0 reports its times, a
+// graph of calls replayed, median over replays.
 
 #include <cuda_runtime_api.h>
 #include <sys/wait.h>
@@ -9,9 +10,11 @@
 #include <chrono>
 #include <cstdio>
 #include <numeric>
+#include <sstream>
 
 #include "../harness.h"
 #include "kernels/common/check.h"
+#include "rlk/comm/native_sum.h"
 #include "rlk/comm/world.h"
 
 namespace rlk::bench {
@@ -78,6 +81,7 @@ float value_of(int rank, int64_t i) {
 struct Bench {
   const Ops& ops;
   Communicator& group;
+  NativeSum& nccl;
   Stream stream;
   float* in;
   float* out;
@@ -106,6 +110,8 @@ struct Bench {
   }
 
   double time(const std::function<void()>& call, int runs) {
+    call();  // NCCL connects at its first call
+    ops.synchronize(stream);
     ops.capture_begin(stream);
     for (int i = 0; i < runs; ++i) call();
     const Graph graph = ops.capture_end(stream);
@@ -125,13 +131,13 @@ struct Bench {
     return us[10];
   }
 
-  void add(const std::string& op, const std::string& shape, double us) {
-    rows += op + "," + shape + "," + std::to_string(us) + "\n";
+  void add(const std::string& op, const std::string& shape, double us, double nccl_us) {
+    rows += op + "," + shape + "," + std::to_string(us) + "," + std::to_string(nccl_us) + "\n";
   }
 
   void run() {
     const std::string gpus = std::to_string(ranks) + " GPUs";
-    add("barrier", gpus, time([&] { group.barrier(stream); }, 50));
+    add("barrier", gpus, time([&] { group.barrier(stream); }, 50), 0);
     for (size_t kib : {8, 64, 1024, 8192, 65536}) {
       const size_t bytes = kib << 10;
       const auto n = static_cast<int64_t>(bytes / sizeof(float));
@@ -141,10 +147,12 @@ struct Bench {
       const auto reduce = [&] { group.tree_reduce(stream, in, out, n, false); };
       gather();
       check_outputs(false, n);
-      add("all_gather", size + " a rank", time(gather, runs));
+      add("all_gather", size + " a rank", time(gather, runs),
+          time([&] { nccl.all_gather(stream, in, out, bytes); }, runs));
       reduce();
       check_outputs(true, n);
-      add("tree_reduce", size + " to bf16", time(reduce, runs));
+      add("tree_reduce", size + " to bf16", time(reduce, runs),
+          time([&] { nccl.add(stream, out, n); }, runs));
     }
   }
 };
@@ -155,15 +163,17 @@ std::string rank_main(int fd, int rank, int ranks) {
   const Stream stream = ops.stream_create();
   const auto world = ipc_world_open(*host, size_t{64} << 20, 20s);
   const auto group = world->group(all_ranks(ranks), "bench");
+  const auto meeting = host->group(all_ranks(ranks), "nccl");
+  const auto nccl = nccl_sum(*meeting);
   auto* in = static_cast<float*>(ops.alloc(kMostBytes));
   auto* out = static_cast<float*>(ops.alloc(kMostBytes * static_cast<size_t>(ranks)));
   std::vector<float> mine(kMostBytes / sizeof(float));
   for (size_t i = 0; i < mine.size(); ++i) mine[i] = value_of(rank, static_cast<int64_t>(i));
   ops.copy(stream, in, mine.data(), kMostBytes);
   ops.synchronize(stream);
-  Bench bench{ops, *group, stream, in, out};
+  Bench bench{ops, *group, *nccl, stream, in, out};
   bench.run();
-  host->group(all_ranks(ranks), "end")->barrier(nullptr);
+  meeting->barrier(nullptr);
   return rank == 0 ? bench.rows : "";
 }
 
@@ -198,11 +208,13 @@ std::vector<Result> collective_results(const std::string& filter) {
   std::string text;
   for (int ranks = 2; ranks <= std::min(devices, 8); ranks *= 2) text += bench_ranks(ranks);
   std::vector<Result> rows;
-  for (size_t at = 0; at < text.size();) {
-    const size_t end = text.find('\n', at), first = text.find(',', at), last = text.rfind(',', end);
-    rows.push_back({text.substr(at, first - at), text.substr(first + 1, last - first - 1),
-                    std::stod(text.substr(last + 1, end - last - 1))});
-    at = end + 1;
+  std::istringstream lines(text);
+  for (std::string op, shape, us, nccl_us; std::getline(lines, op, ',');) {
+    std::getline(lines, shape, ',');
+    std::getline(lines, us, ',');
+    std::getline(lines, nccl_us);
+    Result& row = rows.emplace_back(Result{op, shape, std::stod(us)});
+    row.library_us = std::stod(nccl_us);
   }
   return rows;
 }

@@ -15,13 +15,14 @@ using Comm = struct ncclComm*;
 struct UniqueId {
   char bytes[128];
 };
-constexpr int kFloat32 = 7, kBfloat16 = 9, kSum = 0;
+constexpr int kInt8 = 0, kFloat32 = 7, kBfloat16 = 9, kSum = 0;
 
 struct Library {
   const char* (*error_string)(Result);
   Result (*get_unique_id)(UniqueId*);
   Result (*init_rank)(Comm*, int size, UniqueId, int rank);
   Result (*all_reduce)(const void*, void*, size_t, int type, int op, Comm, cudaStream_t);
+  Result (*all_gather)(const void*, void*, size_t, int type, Comm, cudaStream_t);
   Result (*destroy)(Comm);
 
   void check(Result status, const char* call) const {
@@ -46,6 +47,7 @@ const Library& library() {
     find(file, "ncclGetUniqueId", l.get_unique_id);
     find(file, "ncclCommInitRank", l.init_rank);
     find(file, "ncclAllReduce", l.all_reduce);
+    find(file, "ncclAllGather", l.all_gather);
     find(file, "ncclCommDestroy", l.destroy);
     return l;
   }();
@@ -67,6 +69,9 @@ class NcclSum final : public NativeSum {
 
   void add(Stream stream, bf16* data, int64_t n) override { reduce(stream, data, n, kBfloat16); }
   void add(Stream stream, float* data, int64_t n) override { reduce(stream, data, n, kFloat32); }
+  void all_gather(Stream stream, const void* in, void* out, size_t bytes) override {
+    l_.check(l_.all_gather(in, out, bytes, kInt8, comm_, cuda::stream_of(stream)), "ncclAllGather");
+  }
 
  private:
   void reduce(Stream stream, void* data, int64_t n, int type) {
