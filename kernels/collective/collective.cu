@@ -2,7 +2,7 @@
 //
 // tree_reduce, small: everyone pushes its partial to all and adds the aligned tree. Large: member m
 // adds part m of each tile and pushes the rounded sums: (4 + out) bytes an element cross the links
-// instead of 4 * size. The bits are the same.
+// instead of 4 * size. The sums of a tile travel with the parts of the next. The bits are the same.
 
 #include "kernels/collective/collective.h"
 #include "kernels/common/check.h"
@@ -19,6 +19,7 @@ constexpr int kThreads = 512;
 // docs/numerics.md (no bits depend on it).
 constexpr int64_t kSmallTile = 4 << 10;
 constexpr int64_t kOnePhaseBytes = 64 << 10;
+constexpr int64_t kSums = kTileBytes / 2;  // in a slot of tree_reduce: parts, from here on sums
 
 __device__ inline void store_flag(uint64_t* flag, uint64_t value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
@@ -230,36 +231,46 @@ __device__ inline Word load_whole(const Word* p) {
     return __builtin_bit_cast(Word, __ldcg(reinterpret_cast<const uint16_t*>(p)));
 }
 
-// Two meetings a tile: parts of partials to their adders, then sums to everyone. n and tile count
-// words of Width elements.
+// A meeting hands parts of this tile's partials to their adders, and the sums of the tile before to
+// everyone. n and part count words of Width elements; a tile is a part for each member.
 template <int Size, int Width, bool OutF32>
 __global__ void __launch_bounds__(kThreads)
     reduce_parts_kernel(GroupView group, uint32_t signature, const Floats<Width>* partial,
-                        Sums<Width, OutF32>* out, int64_t n, int64_t tile) {
+                        Sums<Width, OutF32>* out, int64_t n, int64_t part) {
   using In = Floats<Width>;
   using Out = Sums<Width, OutF32>;
   Lane lane(group, signature);
-  const int64_t part = tile / Size;
-  for (int64_t first = blockIdx.x * tile; first < n; first += gridDim.x * tile) {
-    const auto count_of = [&](int m) {
-      return static_cast<int>(max(min(part, n - first - m * part), int64_t{0}));
-    };
-    for (int m = 0; m < Size; ++m) {
+  const auto count_of = [&](int64_t tile, int m) {
+    return static_cast<int>(max(min(part, n - tile - m * part), int64_t{0}));
+  };
+  const int64_t step = gridDim.x * part * Size;
+  int64_t before = -1;
+  for (int64_t tile = blockIdx.x * part * Size; tile < n || before >= 0; tile += step) {
+    for (int m = 0; tile < n && m < Size; ++m) {
       if (m == group.rank) continue;
       In* to = reinterpret_cast<In*>(lane.slot(m, group.rank));
-      for (int i = threadIdx.x; i < count_of(m); i += kThreads)
-        to[i] = partial[first + m * part + i];
+      for (int i = threadIdx.x; i < count_of(tile, m); i += kThreads)
+        to[i] = partial[tile + m * part + i];
     }
-    const char* parts = lane.slot(group.rank, 0);
+    const char* slots = lane.slot(group.rank, 0);
     lane.meet();
-    const int64_t own = first + group.rank * part;
-    for (int i = threadIdx.x; i < count_of(group.rank); i += kThreads) {
+    for (int m = 0; before >= 0 && m < Size; ++m) {
+      if (m == group.rank) continue;
+      const Out* from = reinterpret_cast<const Out*>(slots + m * kTileBytes + kSums);
+      Out* to = out + before + m * part;
+      for (int i = threadIdx.x; i < count_of(before, m); i += kThreads)
+        to[i] = load_whole(from + i);
+    }
+    before = -1;
+    if (tile >= n) continue;
+    const int64_t own = tile + group.rank * part;
+    for (int i = threadIdx.x; i < count_of(tile, group.rank); i += kThreads) {
       In value[Size];
 #pragma unroll
       for (int m = 0; m < Size; ++m)
         value[m] = m == group.rank
                        ? partial[own + i]
-                       : load_whole(reinterpret_cast<const In*>(parts + m * kTileBytes) + i);
+                       : load_whole(reinterpret_cast<const In*>(slots + m * kTileBytes) + i);
       Out sum;
 #pragma unroll
       for (int e = 0; e < Width; ++e) {
@@ -271,17 +282,11 @@ __global__ void __launch_bounds__(kThreads)
       out[own + i] = sum;
 #pragma unroll
       for (int m = 0; m < Size; ++m) {
-        if (m != group.rank) reinterpret_cast<Out*>(lane.slot(m, group.rank))[i] = sum;
+        if (m == group.rank) continue;
+        reinterpret_cast<Out*>(lane.slot(m, group.rank) + kSums)[i] = sum;
       }
     }
-    const char* sums = lane.slot(group.rank, 0);
-    lane.meet();
-    for (int m = 0; m < Size; ++m) {
-      if (m == group.rank) continue;
-      const Out* from = reinterpret_cast<const Out*>(sums + m * kTileBytes);
-      Out* to = out + first + m * part;
-      for (int i = threadIdx.x; i < count_of(m); i += kThreads) to[i] = load_whole(from + i);
-    }
+    before = tile;
   }
   lane.finish();
 }
@@ -292,9 +297,9 @@ struct Shape {
   unsigned lanes;
 };
 
-Shape shape_for(int64_t bytes, int max_lanes) {
+Shape shape_for(int64_t bytes, int64_t largest_tile, int max_lanes) {
   int64_t tile = kSmallTile;
-  while (tile < kTileBytes && ceil_div(bytes, tile) > max_lanes) tile *= 2;
+  while (tile < largest_tile && ceil_div(bytes, tile) > max_lanes) tile *= 2;
   const int64_t lanes = ceil_div(bytes, tile);
   return {tile, static_cast<unsigned>(lanes < 1 ? 1 : lanes < max_lanes ? lanes : max_lanes)};
 }
@@ -302,7 +307,7 @@ Shape shape_for(int64_t bytes, int max_lanes) {
 template <class Word>
 void launch_gather(Stream stream, const GroupView& g, uint32_t signature, const void* in, void* out,
                    size_t bytes, int root) {
-  const Shape shape = shape_for(static_cast<int64_t>(bytes), g.lanes);
+  const Shape shape = shape_for(static_cast<int64_t>(bytes), kTileBytes, g.lanes);
   const int64_t size = sizeof(Word);
   gather_kernel<Word><<<shape.lanes, kThreads, 0, stream_of(stream)>>>(
       g, signature, static_cast<const Word*>(in), static_cast<Word*>(out),
@@ -325,17 +330,20 @@ void launch_parts(Stream stream, const GroupView& g, uint32_t signature, const f
                   void* out, int64_t n, const Shape& shape) {
   reduce_parts_kernel<Size, Width, OutF32><<<shape.lanes, kThreads, 0, stream_of(stream)>>>(
       g, signature, reinterpret_cast<const Floats<Width>*>(partial),
-      static_cast<Sums<Width, OutF32>*>(out), n / Width, shape.tile_bytes / 4 / Width);
+      static_cast<Sums<Width, OutF32>*>(out), n / Width, shape.tile_bytes / Size / 4 / Width);
 }
 
 template <int Size, bool OutF32>
 void launch_reduce(Stream stream, const GroupView& g, uint32_t signature, const float* partial,
                    void* out, int64_t n) {
-  const Shape shape = shape_for(n * 4, g.lanes);
-  if (n * 4 <= kOnePhaseBytes)
+  if (n * 4 <= kOnePhaseBytes) {
+    const Shape shape = shape_for(n * 4, kTileBytes, g.lanes);
     reduce_whole_kernel<Size, OutF32><<<shape.lanes, kThreads, 0, stream_of(stream)>>>(
         g, signature, partial, out, n, shape.tile_bytes / 4);
-  else if (n % 4 == 0 && aligned(partial) && aligned(out))
+    return;
+  }
+  const Shape shape = shape_for(n * 4, Size * kSums, g.lanes);
+  if (n % 4 == 0 && aligned(partial) && aligned(out))
     launch_parts<Size, 4, OutF32>(stream, g, signature, partial, out, n, shape);
   else
     launch_parts<Size, 1, OutF32>(stream, g, signature, partial, out, n, shape);

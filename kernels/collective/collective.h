@@ -19,7 +19,7 @@
 namespace rlk::cuda {
 
 inline constexpr int kMaxMembers = 8;
-inline constexpr int kMaxLanes = 64;             // enough to fill the links
+inline constexpr int kMaxLanes = 128;            // enough to fill the links
 inline constexpr int kSharedLanes = 32;          // of all ranks of one GPU together
 inline constexpr int64_t kTileBytes = 32 << 10;  // of one member in one slot
 
@@ -31,11 +31,11 @@ struct GroupMemory {
   // sender.
   uint64_t flag[kMaxLanes][kMaxMembers];
   uint32_t meeting[kMaxLanes];   // meetings done; this member alone
-  alignas(256) char staging[1];  // [lane][slot][sender][kTileBytes]
+  alignas(256) char staging[1];  // [lane][slot][sender][kTileBytes], as many lanes as are used
 };
 
-constexpr size_t group_memory_bytes(int members) {
-  return offsetof(GroupMemory, staging) + size_t{kMaxLanes} * 2 * members * kTileBytes;
+constexpr size_t group_memory_bytes(int members, int lanes) {
+  return offsetof(GroupMemory, staging) + size_t{2} * lanes * members * kTileBytes;
 }
 
 inline constexpr uint32_t kAborted = 4;  // by the host: no wait failed, all are to end

@@ -80,7 +80,7 @@ class IpcCommunicator final : public Communicator {
                   uint64_t timeout_ns, int lanes)
       : Communicator(host->rank(), host->members()),
         host_(std::move(host)),
-        memory_(*host_, cuda::group_memory_bytes(size())),
+        memory_(*host_, cuda::group_memory_bytes(size(), lanes)),
         arena_(std::move(arena)),
         arena_bytes_(arena_bytes) {
     view_.rank = rank_;
