@@ -5,11 +5,8 @@
 //   build/cpu/tools/warm_start --dir profiles/tiny        (profiles/tiny/make runs it after the
 //   data scripts)
 
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -21,10 +18,10 @@
 #include "rlk/base/safetensors.h"
 #include "rlk/data/prompts.h"
 #include "rlk/data/tokenizer.h"
-#include "rlk/model/weights.h"
 #include "rlk/profile/model_config.h"
 #include "rlk/rollout/engine.h"
 #include "rlk/train/trainer.h"
+#include "rlk/worker/local_rank.h"
 
 namespace rlk {
 namespace {
@@ -39,7 +36,7 @@ struct Settings {
   int threads = 2;
 };
 
-constexpr Topology kAlone{.ranks = 1, .tp = 1, .cp = 1, .rollout_tp = 1, .rollout_cp = 1};
+constexpr uint64_t kEngineBytes = uint64_t{1} << 31;  // gradients, optimizer, K/V pages
 
 // Matrices normal with standard deviation 0.02, norm weights one.
 TensorReader random_weights(const Ops& ops, const std::vector<TensorSpec>& tensors, uint64_t seed) {
@@ -64,25 +61,15 @@ class WarmStart {
   explicit WarmStart(const Settings& s)
       : s_(s),
         config_(read_model_config(s.dir)),
-        ops_(cpu_ops(s.threads)),
-        fd_(shm_world_create(1, size_t{1} << 31)),
-        world_(shm_world_open(fd_, 0, std::chrono::seconds(60))),
-        tp_(world_->group({0}, "tp")),
-        rope_(rope_table(config_, config_.max_position)),
+        rank_(Backend::cpu, s.threads, config_, kEngineBytes,
+              [&](Weights& weights, const Ops& ops) {
+                weights.load(ops, random_weights(ops, weights.tensors(), s.seed));
+              }),
+        context_(rank_.context()),
         tokenizer_(s.dir / "tokenizer.json"),
-        prompts_(s.dir / "prompts.jsonl", {.chat_template = false}, tokenizer_),
-        weights_(config_, *world_, kAlone, true),
-        context_{.attention = &ops_,
-                 .ffn = &ops_,
-                 .logp = &ops_,
-                 .stream = nullptr,
-                 .tp = tp_.get(),
-                 .config = config_,
-                 .rope = rope_.data(),
-                 .trace = nullptr} {
-    weights_.load(ops_, random_weights(ops_, weights_.tensors(), s.seed));
+        prompts_(s.dir / "prompts.jsonl", {.chat_template = false}, tokenizer_) {
     TrainerOptions t{};
-    t.topology = kAlone;
+    t.topology = LocalRank::topology();
     t.adamw = {
         .lr = s.lr, .beta1 = 0.9, .beta2 = 0.98, .eps = 1e-8, .weight_decay = 0.01, .clip_grad = 1};
     t.temperature = t.top_p = 1;
@@ -90,19 +77,18 @@ class WarmStart {
     t.super_batch_tokens = 65536;
     t.max_tokens = 1024;
     t.page_size = 16;
-    trainer_ = std::make_unique<Trainer>(context_, weights_, *world_, t);
+    trainer_ = std::make_unique<Trainer>(context_, rank_.weights(), rank_.world(), t);
     RolloutOptions r{};
-    r.topology = kAlone;
+    r.topology = LocalRank::topology();
     r.page_size = 16;
     r.pages_per_rank = 256 * 8;
     r.max_running = 256;
     r.max_batch_tokens = 4096;
     r.max_context = 128;
     r.stop = config_.eos;
-    engine_ = std::make_unique<RolloutEngine>(context_, *world_, r);
+    engine_ = std::make_unique<RolloutEngine>(context_, rank_.world(), r);
     read_solutions();
   }
-  ~WarmStart() { close(fd_); }
 
   void run() {
     for (int64_t u = 0; u < s_.updates; ++u) {
@@ -154,7 +140,7 @@ class WarmStart {
                           .prompt = prompts_.tokens(row),
                           .max_new = 32,
                           .sampling = {.temperature = temperature}});
-    const auto results = engine_->generate(weights_.view({0, 8}), requests, 7, 0);
+    const auto results = engine_->generate(rank_.view(), requests, 7, 0);
     double right = 0;
     for (size_t i = 0; i < results.size(); ++i) {
       const std::span<const int32_t> ids(results[i].tokens);
@@ -165,12 +151,13 @@ class WarmStart {
   }
 
   void write() {
+    const Weights& weights = rank_.weights();
     std::vector<std::vector<bf16>> data;
     std::vector<TensorSource> sources;
-    for (const TensorSpec& t : weights_.tensors()) {
+    for (const TensorSpec& t : weights.tensors()) {
       std::vector<bf16>& out = data.emplace_back(t.rows * t.cols);
       for (int slice = 0; slice < t.slices(); ++slice) {
-        const bf16* from = weights_.at(t, slice);
+        const bf16* from = weights.at(t, slice);
         for (int64_t e = 0; e < t.slice_elements(slice); ++e) {
           const int64_t row = e / t.slice_cols, col = e % t.slice_cols;
           const int64_t r = t.cut == Cut::rows ? slice * t.slice_rows + row : row;
@@ -186,15 +173,10 @@ class WarmStart {
 
   Settings s_;
   ModelConfig config_;
-  const Ops& ops_;
-  int fd_;
-  std::unique_ptr<World> world_;
-  std::unique_ptr<Communicator> tp_;
-  std::vector<float> rope_;
+  LocalRank rank_;
+  Context context_;
   Tokenizer tokenizer_;
   PromptSet prompts_;
-  Weights weights_;
-  Context context_;
   std::unique_ptr<Trainer> trainer_;
   std::unique_ptr<RolloutEngine> engine_;
   std::vector<std::string> solutions_;

@@ -12,15 +12,18 @@
 #include <cstdio>
 #include <iterator>
 #include <sstream>
+#include <thread>
+#include <utility>
 
 #include "decode_results.h"
-#include "engine_rig.h"
 #include "rlk/base/error.h"
 #include "rlk/base/file.h"
 #include "rlk/base/text.h"
 #include "rlk/build_info/build_info.h"
 #include "rlk/profile/model_config.h"
 #include "rlk/rollout/engine.h"
+#include "rlk/worker/fill_weights.h"
+#include "rlk/worker/local_rank.h"
 
 namespace rlk {
 namespace {
@@ -30,11 +33,8 @@ using Clock = std::chrono::steady_clock;
 constexpr int32_t kPage = 128;
 constexpr int64_t kPrefillTokens = 4096;  // rows of one prefill pass
 
-void check_options(const DecodeBenchOptions& o) {
-  std::vector<Diagnostic> defects;
+void check_options(const DecodeBenchOptions& o, std::vector<Diagnostic> defects) {
   const auto number = [](int64_t value) { return std::to_string(value); };
-  if (o.backend != "cpu" && o.backend != "cuda")
-    defects.push_back({"--backend", printable(o.backend), "must be cpu or cuda"});
   for (const int64_t batch : o.batches)
     if (batch < 1 || batch > 4096)
       defects.push_back({"--batch", number(batch), "must be 1 to 4096"});
@@ -64,7 +64,7 @@ Lengths lengths(const DecodeBenchOptions& o, int64_t batch) {
 
 RolloutOptions rollout_options(const DecodeBenchOptions& o, int64_t context) {
   RolloutOptions r{};
-  r.topology = bench::EngineRig::kAlone;
+  r.topology = LocalRank::topology();
   r.page_size = kPage;
   const int64_t most = *std::max_element(o.batches.begin(), o.batches.end());
   r.pages_per_rank = most * ((context + kPage - 1) / kPage);
@@ -160,16 +160,16 @@ const Part kParts[] = {
     {"gemm", [](Ops& t) { drop(t.gemm); }},
 };
 
-void print_profile(const DecodeBenchOptions& o, bench::EngineRig& rig, const Context& context,
+void print_profile(const DecodeBenchOptions& o, LocalRank& rank, const Context& context,
                    const RolloutOptions& options, const Lengths& n,
                    const std::vector<GenerateRequest>& requests, double whole_ms) {
   for (const Part& part : kParts) {
-    Ops table = rig.ops;
+    Ops table = rank.ops();
     part.leave_out(table);
     Context without = context;
     without.attention = without.ffn = without.logp = &table;
-    RolloutEngine engine(without, rig.world(), options);
-    const double ms = timed_run(engine, rig.view(), requests, n.steps, o.look_ahead).step_ms;
+    RolloutEngine engine(without, rank.world(), options);
+    const double ms = timed_run(engine, rank.view(), requests, n.steps, o.look_ahead).step_ms;
     std::printf("           without %-15s %8.3f ms, %7.1f us less\n", part.name, ms,
                 (whole_ms - ms) * 1e3);
   }
@@ -179,8 +179,8 @@ void write_csv(const DecodeBenchOptions& o, double rate, const std::vector<Row>&
   if (o.csv.empty()) return;
   const BuildInfo& build = build_info();
   std::ostringstream text;
-  text << "# " << o.backend << ", revision " << build.revision << (build.dirty ? " (dirty)" : "")
-       << ", copy ceiling " << rate << " GB/s\n"
+  text << "# " << (o.backend == Backend::cuda ? "cuda" : "cpu") << ", revision " << build.revision
+       << (build.dirty ? " (dirty)" : "") << ", copy ceiling " << rate << " GB/s\n"
        << "op,shape,us,gb_per_s,of_copy,tflop_per_s,library_us\n";
   for (const Row& r : rows)
     text << "decode," << o.shape << " batch=" << r.batch << " context=" << o.context << ','
@@ -190,8 +190,8 @@ void write_csv(const DecodeBenchOptions& o, double rate, const std::vector<Row>&
 
 }  // namespace
 
-int bench_decode(const DecodeBenchOptions& o) {
-  check_options(o);
+int bench_decode(const DecodeBenchOptions& o, std::vector<Diagnostic> defects) {
+  check_options(o, std::move(defects));
   ModelConfig m = model_of_shape(o.shape, "--shape");
   const int64_t most = *std::max_element(o.batches.begin(), o.batches.end());
   const Lengths longest = lengths(o, most);
@@ -203,11 +203,12 @@ int bench_decode(const DecodeBenchOptions& o) {
   eager.graphs = false;
   eager.look_ahead = 1;
   const size_t engines = 2 + (o.profile ? o.batches.size() * std::size(kParts) : 0);
-  bench::EngineRig rig(m, o.backend, 0,
-                       engines * static_cast<size_t>(RolloutEngine::kv_bytes(m, options, 0)));
-  const Context& context = rig.context;
-  const double rate = copy_rate(rig.ops, context.stream);
-  RolloutEngine engine(context, rig.world(), options), plain(context, rig.world(), eager);
+  LocalRank rank(o.backend, std::max(1, static_cast<int>(std::thread::hardware_concurrency())), m,
+                 engines * static_cast<size_t>(RolloutEngine::kv_bytes(m, options, 0)),
+                 [](Weights& weights, const Ops& ops) { make_weights(weights, ops, 0); });
+  const Context context = rank.context();
+  const double rate = copy_rate(rank.ops(), context.stream);
+  RolloutEngine engine(context, rank.world(), options), plain(context, rank.world(), eager);
   std::printf("%s, decode around context %lld, copy ceiling (read + write) %.0f GB/s\n",
               o.shape.c_str(), static_cast<long long>(o.context), rate);
   std::vector<Row> rows;
@@ -215,8 +216,8 @@ int bench_decode(const DecodeBenchOptions& o) {
   for (const int64_t batch : o.batches) {
     const Lengths n = lengths(o, batch);
     const auto requests = make_requests(o, n, batch, m.vocab);
-    const Timed want = timed_run(plain, rig.view(), requests, n.steps, 1);
-    const Timed got = timed_run(engine, rig.view(), requests, n.steps, o.look_ahead);
+    const Timed want = timed_run(plain, rank.view(), requests, n.steps, 1);
+    const Timed got = timed_run(engine, rank.view(), requests, n.steps, o.look_ahead);
     if (const std::string miss = bench::first_difference(got.results, want.results);
         !miss.empty()) {
       std::printf("batch %-4lld WRONG: %s\n", static_cast<long long>(batch), miss.c_str());
@@ -232,7 +233,7 @@ int bench_decode(const DecodeBenchOptions& o) {
         static_cast<long long>(batch), row.ms, static_cast<double>(batch) / row.ms * 1e3,
         row.floor_ms, row.floor_ms / row.ms, row.eager_ms);
     std::fflush(stdout);
-    if (o.profile) print_profile(o, rig, context, options, n, requests, row.ms);
+    if (o.profile) print_profile(o, rank, context, options, n, requests, row.ms);
     rows.push_back(row);
   }
   write_csv(o, rate, rows);

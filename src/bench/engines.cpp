@@ -7,20 +7,20 @@
 #include <chrono>
 #include <cstdio>
 #include <functional>
+#include <thread>
 #include <vector>
 
-#include "engine_rig.h"
 #include "rlk/base/error.h"
 #include "rlk/base/text.h"
 #include "rlk/data/prompts.h"
 #include "rlk/device/counted.h"
 #include "rlk/rollout/engine.h"
 #include "rlk/train/trainer.h"
+#include "rlk/worker/fill_weights.h"
+#include "rlk/worker/local_rank.h"
 
 namespace rlk {
 namespace {
-
-using bench::EngineRig;
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -42,9 +42,14 @@ class EngineBench {
   explicit EngineBench(const EngineBenchOptions& options)
       : o_(options),
         config_(model_of_shape(options.shape, "--shape")),
-        page_(options.backend == "cpu" ? 16 : 128),
-        rig_(config_, options.backend, static_cast<uint64_t>(options.seed), arena()),
-        trainer_(rig_.context, *rig_.weights, rig_.world(), trainer_options()) {
+        page_(LocalRank::page_size(options.backend)),
+        rank_(options.backend, std::max(1, static_cast<int>(std::thread::hardware_concurrency())),
+              config_, arena(),
+              [this](Weights& weights, const Ops& ops) {
+                make_weights(weights, ops, static_cast<uint64_t>(o_.seed));
+              }),
+        context_(counted_context()),
+        trainer_(context_, rank_.weights(), rank_.world(), trainer_options()) {
     const PromptSet ids = PromptSet::synthetic(static_cast<uint64_t>(o_.seed),
                                                o_.prompt + o_.response, config_.vocab);
     for (int64_t i = 0; i < o_.sequences; ++i) {
@@ -64,7 +69,7 @@ class EngineBench {
     if (o_.what == "step") make_engine();
     const auto once = [&] {
       if (score)
-        trainer_.score(rig_.view(), false, samples_, &Sample::train_logp);
+        trainer_.score(rank_.view(), false, samples_, &Sample::train_logp);
       else if (o_.what == "train")
         trainer_.gradients(samples_, 0, count());
       else
@@ -78,7 +83,7 @@ class EngineBench {
     for (int i = 0; i < o_.repeat; ++i) {
       const auto start = std::chrono::steady_clock::now();
       once();
-      rig_.ops.synchronize(nullptr);
+      rank_.ops().synchronize(nullptr);
       times.push_back(seconds_since(start));
     }
     report(times, score ? 2 : 6);
@@ -101,7 +106,7 @@ class EngineBench {
 
   TrainerOptions trainer_options() const {
     TrainerOptions t{};
-    t.topology = EngineRig::kAlone;
+    t.topology = LocalRank::topology();
     t.grpo.kl_coef = 0.01;
     t.adamw = {
         .lr = 5e-7, .beta1 = 0.9, .beta2 = 0.98, .eps = 1e-8, .weight_decay = 0.1, .clip_grad = 1};
@@ -116,15 +121,25 @@ class EngineBench {
     return t;
   }
 
+  // Counted by module, for --by-op.
+  Context counted_context() {
+    Context c = rank_.context();
+    const Ops& ops = rank_.ops();
+    c.attention = &counted(ops, ops, OpModule::attention);
+    c.ffn = &counted(ops, ops, OpModule::ffn);
+    c.logp = &counted(ops, ops, OpModule::logp);
+    return c;
+  }
+
   void make_engine() {
     RolloutOptions r{};
-    r.topology = EngineRig::kAlone;
+    r.topology = LocalRank::topology();
     r.page_size = page_;
     r.pages_per_rank = o_.sequences * pages_of_a_sequence();
     r.max_running = o_.sequences;
     r.max_batch_tokens = o_.head_rows;
     r.max_context = o_.prompt + o_.response;
-    engine_ = std::make_unique<RolloutEngine>(rig_.context, rig_.world(), r);
+    engine_ = std::make_unique<RolloutEngine>(context_, rank_.world(), r);
   }
 
   // Generates, scores the reference (here the same weights) and makes one update.
@@ -137,14 +152,14 @@ class EngineBench {
                           .max_new = o_.response,
                           .sampling = {}});
     auto start = std::chrono::steady_clock::now();
-    const auto results = engine_->generate(rig_.view(), requests, 1, ++steps_);
+    const auto results = engine_->generate(rank_.view(), requests, 1, ++steps_);
     for (size_t i = 0; i < results.size(); ++i) {
       samples_[i].tokens = results[i].tokens;
       samples_[i].rollout_logp = results[i].logp;
     }
     const double rollout = seconds_since(start);
     start = std::chrono::steady_clock::now();
-    trainer_.score(rig_.view(), true, samples_, &Sample::ref_logp);
+    trainer_.score(rank_.view(), true, samples_, &Sample::ref_logp);
     const double score = seconds_since(start);
     const UpdateResult r = trainer_.update(samples_, 0, count(), static_cast<int64_t>(steps_));
     stages_.push_back({rollout, score, r.forward_s + r.backward_s, r.optimizer_s + r.sync_s});
@@ -188,8 +203,8 @@ class EngineBench {
       std::printf(", %d of %lld layers kept", kept_layers(config_, T, kSlices, bytes),
                   static_cast<long long>(config_.L));
     }
-    if (rig_.ops.memory_used != nullptr)
-      std::printf(", device memory %s", format_bytes(rig_.ops.memory_used()).c_str());
+    if (rank_.ops().memory_used != nullptr)
+      std::printf(", device memory %s", format_bytes(rank_.ops().memory_used()).c_str());
     std::printf("\n");
     const char* names[] = {"rollout", "score", "train", "optimizer"};
     for (int i = 0; !stages_.empty() && i < 4; ++i) {
@@ -202,7 +217,8 @@ class EngineBench {
   EngineBenchOptions o_;
   ModelConfig config_;
   int32_t page_;
-  EngineRig rig_;
+  LocalRank rank_;
+  Context context_;
   Trainer trainer_;
   std::unique_ptr<RolloutEngine> engine_;
   std::vector<Sample> samples_;
@@ -212,16 +228,13 @@ class EngineBench {
 
 }  // namespace
 
-int bench_engines(const EngineBenchOptions& options) {
-  std::vector<Diagnostic> defects;
+int bench_engines(const EngineBenchOptions& options, std::vector<Diagnostic> defects) {
   const auto positive = [&](const char* name, int64_t value) {
     if (value < 1) defects.push_back({name, std::to_string(value), "must be at least 1"});
   };
   if (options.what != "score" && options.what != "train" && options.what != "step")
     defects.push_back(
         {"rlk bench", "\"" + printable(options.what) + "\"", "must be score, train or step"});
-  if (options.backend != "cpu" && options.backend != "cuda")
-    defects.push_back({"--backend", printable(options.backend), "must be cpu or cuda"});
   positive("--sequences", options.sequences);
   positive("--prompt", options.prompt);
   positive("--response", options.response);

@@ -1,6 +1,7 @@
 // bench: kernels on this machine's GPU, or the engines on a synthetic model.
 
 #include "arguments.h"
+#include "model_options.h"
 #include "rlk/bench/bench.h"
 #include "rlk/bench/decode.h"
 #include "rlk/bench/engines.h"
@@ -20,13 +21,20 @@ void add_kernel_options(CLI::App& app, BenchOptions& o, std::string& csv, std::s
   app.add_option("--device", o.device, "CUDA device")->type_name("N")->group(group);
 }
 
+// Of all engine benches.
+void add_model_options(CLI::App& app, std::string& shape, std::string& backend) {
+  const char* group = "Model";
+  app.add_option("--shape", shape, "qwen3-0.6b ... qwen3-32b, or a config.json (qwen3-8b)")
+      ->type_name("SHAPE")
+      ->group(group);
+  app.add_option("--backend", backend, "auto, cpu or cuda (auto)")->type_name("NAME")->group(group);
+}
+
 void add_engine_options(CLI::App& app, EngineBenchOptions& o) {
   const char* group = "Engines";
   const auto option = [&](const char* name, auto& value, const char* help, const char* type) {
     app.add_option(name, value, help)->type_name(type)->group(group);
   };
-  option("--shape", o.shape, "qwen3-0.6b ... qwen3-32b, or a config.json (qwen3-8b)", "SHAPE");
-  option("--backend", o.backend, "cpu or cuda (cuda)", "NAME");
   option("--seed", o.seed, "of weights and tokens (0)", "N");
   option("--sequences", o.sequences, "sequences at once (8)", "N");
   option("--prompt", o.prompt, "prompt tokens of each (1)", "N");
@@ -44,13 +52,12 @@ int bench_decode_command(const Arguments& args) {
               "rlk bench decode: the rollout engine's decode step on a synthetic model, its tokens "
               "verified, beside what the device's copy rate allows");
   DecodeBenchOptions o;
-  std::string csv;
+  std::string csv, backend = "auto";
   bool helped = false;
+  add_model_options(app, o.shape, backend);
   const auto option = [&](const char* name, auto& value, const char* help, const char* type) {
     return app.add_option(name, value, help)->type_name(type);
   };
-  option("--shape", o.shape, "qwen3-0.6b ... qwen3-32b, or a config.json (qwen3-8b)", "SHAPE");
-  option("--backend", o.backend, "cpu or cuda (cuda)", "NAME");
   option("--batch", o.batches, "sequences at once, a row of the table each (1,8,64)", "N,...")
       ->delimiter(',')
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
@@ -62,11 +69,11 @@ int bench_decode_command(const Arguments& args) {
   option("--top-k", o.top_k, "of sampling (-1)", "N");
   app.add_flag("--profile", o.profile, "also the step with one op left out, op by op");
   option("--csv", csv, "write the rows here", "FILE");
-  const std::vector<Diagnostic> defects = parse_arguments(app, args, helped);
+  std::vector<Diagnostic> defects = parse_arguments(app, args, helped);
   if (helped) return kExitOk;
-  if (!defects.empty()) throw InputError(defects);
+  o.backend = backend_option(backend, defects);
   o.csv = csv;
-  return bench_decode(o);
+  return bench_decode(o, std::move(defects));
 }
 
 }  // namespace
@@ -81,15 +88,19 @@ int bench_command(const Arguments& args) {
       "the CUDA kernels, verified and timed beside the device's copy ceiling");
   BenchOptions kernels;
   EngineBenchOptions engines;
-  std::string csv, library;
+  std::string csv, library, backend = "auto";
   bool helped = false;
   app.add_option("engine", engines.what, "score, train or step")->type_name("");
   add_kernel_options(app, kernels, csv, library);
+  add_model_options(app, engines.shape, backend);
   add_engine_options(app, engines);
-  const std::vector<Diagnostic> defects = parse_arguments(app, args, helped);
+  std::vector<Diagnostic> defects = parse_arguments(app, args, helped);
   if (helped) return kExitOk;
+  if (!engines.what.empty()) {
+    engines.backend = backend_option(backend, defects);
+    return bench_engines(engines, std::move(defects));
+  }
   if (!defects.empty()) throw InputError(defects);
-  if (!engines.what.empty()) return bench_engines(engines);
   kernels.csv = csv;
   kernels.library = library;
   return bench_kernels(kernels);

@@ -60,6 +60,19 @@ void ModelOptions::add_to(CLI::App& app) {
       ->group("Sampling");
 }
 
+Backend backend_option(const std::string& text, std::vector<Diagnostic>& defects) {
+  if (text != "auto" && text != "cpu" && text != "cuda")
+    defects.push_back({"--backend " + printable(text), "must be auto, cpu or cuda", ""});
+  else if (text == "cuda" && !cuda_is_there())
+    defects.push_back(
+        {"--backend cuda",
+         build_info().cuda ? "this host has no GPU" : "this binary was built without it",
+         "must be cpu"});
+  else if (text == "cuda" || (text == "auto" && cuda_is_there()))
+    return Backend::cuda;
+  return Backend::cpu;
+}
+
 LocalModel ModelOptions::model(std::vector<Diagnostic>& defects) const {
   LocalModel model;
   std::string backend = backend_.empty() ? "auto" : backend_;
@@ -78,14 +91,7 @@ LocalModel ModelOptions::model(std::vector<Diagnostic>& defects) const {
   } else if (!profile_.empty()) {
     defects.push_back({"--profile", "must not stand beside --model", ""});
   }
-  if (backend != "auto" && backend != "cpu" && backend != "cuda")
-    defects.push_back({"--backend " + printable(backend), "must be auto, cpu or cuda", ""});
-  else if (backend == "cuda" && !cuda_is_there())
-    defects.push_back(
-        {"--backend cuda",
-         build_info().cuda ? "this host has no GPU" : "this binary was built without it",
-         "must be cpu"});
-  if (backend == "cuda" || (backend == "auto" && cuda_is_there())) model.backend = Backend::cuda;
+  model.backend = backend_option(backend, defects);
   model.threads =
       threads_.empty()
           ? std::max(1, host_facts().cores)

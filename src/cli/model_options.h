@@ -21,6 +21,9 @@ class ModelOptions {
   std::string model_, profile_, backend_, threads_, temperature_ = "1", top_p_ = "1", top_k_ = "-1";
 };
 
+// --backend's value: auto takes the GPU where there is one. Otherwise a defect, and the CPU.
+Backend backend_option(const std::string& text, std::vector<Diagnostic>& defects);
+
 // An option's value as an integer in [min, max]; otherwise a defect, and `min`.
 int64_t integer_option(const std::string& name, const std::string& text, int64_t min, int64_t max,
                        std::vector<Diagnostic>& defects);

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <ostream>
 
-#include "local_rank.h"
+#include "local_model.h"
 #include "rlk/base/error.h"
 #include "rlk/base/json.h"
 #include "rlk/base/text.h"
@@ -88,7 +88,7 @@ struct Generator {
   Generator(const GenerateOptions& o, const ModelConfig& m,
             const std::vector<GenerateRequest>& requests, int64_t running)
       : options(rollout_options(o.model, m, longest_of(requests, m), running)),
-        rank(o.model, m, static_cast<uint64_t>(RolloutEngine::kv_bytes(m, options, 0))),
+        rank(open_model(o.model, m, static_cast<uint64_t>(RolloutEngine::kv_bytes(m, options, 0)))),
         engine(rank.context(), rank.world(), options),
         view(rank.view()),
         seed(o.seed) {}

@@ -1,4 +1,4 @@
-#include "local_rank.h"
+#include "rlk/worker/local_rank.h"
 
 #include <unistd.h>
 
@@ -29,28 +29,21 @@ uint64_t arena_bytes(const ModelConfig& m, uint64_t shared_bytes) {
 
 }  // namespace
 
-void check_sampling(const SamplingParams& sampling, const ModelConfig& m) {
-  if (sampling.top_k > m.vocab)
-    throw InputError("--top-k " + std::to_string(sampling.top_k),
-                     "must be -1 or from 1 to the vocabulary's " + std::to_string(m.vocab));
-}
-
 uint64_t weight_bytes(const ModelConfig& m) {
   return static_cast<uint64_t>(ArenaLayout(m, kSlices).elements()) * sizeof(bf16);
 }
 
-LocalRank::LocalRank(const LocalModel& model, const ModelConfig& config, uint64_t shared_bytes)
+LocalRank::LocalRank(Backend backend, int threads, const ModelConfig& config, uint64_t shared_bytes,
+                     const Fill& fill)
     : config_(config),
-      ops_(strict_ops(model.backend, 0, model.threads)),
-      host_(open_host_world(model.backend == Backend::cpu ? arena_bytes(config, shared_bytes)
-                                                          : kHostArena)),
-      device_(
-          open_device_world(model.backend, *host_, arena_bytes(config, shared_bytes), kTimeout)),
+      ops_(strict_ops(backend, 0, threads)),
+      host_(open_host_world(backend == Backend::cpu ? arena_bytes(config, shared_bytes)
+                                                    : kHostArena)),
+      device_(open_device_world(backend, *host_, arena_bytes(config, shared_bytes), kTimeout)),
       rope_(upload_rope(ops_, config)),
       tp_(world().group({0}, "tp")),
       weights_(config, world(), topology(), false) {
-  Checkpoint(model.dir, config).verify();
-  load_weights(weights_, ops_, model.dir, config);
+  fill(weights_, ops_);
 }
 
 Context LocalRank::context() {

@@ -5,6 +5,7 @@
 #include "op_trace.h"
 #include "rlk/base/error.h"
 #include "rlk/device/counted.h"
+#include "rlk/worker/fill_weights.h"
 #include "wiring.h"
 
 namespace rlk {

@@ -1,7 +1,7 @@
 #include <cmath>
 #include <ostream>
 
-#include "local_rank.h"
+#include "local_model.h"
 #include "rlk/base/file.h"
 #include "rlk/base/json.h"
 #include "rlk/base/safetensors.h"
@@ -71,7 +71,7 @@ int64_t score_lines(const ScoreOptions& o, std::istream& in, const std::string& 
   std::vector<Sample> samples =
       read_score_lines(in, source, config, o.model.dir / "tokenizer.json");
 
-  LocalRank rank(o.model, config, 0);
+  LocalRank rank = open_model(o.model, config, 0);
   const Context context = rank.context();
   Trainer trainer(context, rank.weights(), rank.world(), trainer_options(o));
   const bool streams = o.out.empty();

@@ -3,8 +3,6 @@
 #include <algorithm>
 
 #include "rlk/base/error.h"
-#include "rlk/data/checkpoint.h"
-#include "rlk/data/synthetic.h"
 #include "rlk/model/forward.h"
 
 namespace rlk {
@@ -37,33 +35,6 @@ DeviceBuffer upload_rope(const Ops& ops, const ModelConfig& m) {
   ops.copy(nullptr, buffer.ensure(static_cast<int64_t>(bytes)), table.data(), bytes);
   ops.synchronize(nullptr);
   return buffer;
-}
-
-void load_weights(Weights& weights, const Ops& ops, const std::filesystem::path& dir,
-                  const ModelConfig& m) {
-  const Checkpoint checkpoint(dir, m);
-  weights.load(ops, [&](const TensorSpec& t, int64_t row, int64_t rows, int64_t col, int64_t cols,
-                        bf16* to) {
-    if (t.vector)  // checkpoints see a vector as a column
-      checkpoint.read(t.name, col, cols, 0, 1, to);
-    else
-      checkpoint.read(t.name, row, rows, col, cols, to);
-  });
-}
-
-void make_weights(Weights& weights, const Ops& ops, uint64_t seed) {
-  weights.fill(ops, [&](const TensorSpec& t, int64_t row, int64_t rows, int64_t col, int64_t cols,
-                        bf16* to) {
-    const SyntheticRule rule = synthetic_rule(seed, t.name, t.vector);
-    ops.init_uniform(nullptr, {.w = to,
-                               .rows = rows,
-                               .cols = cols,
-                               .first = row * t.cols + col,
-                               .ld = t.cols,
-                               .key = rule.key,
-                               .centre = rule.centre,
-                               .step = rule.step});
-  });
 }
 
 }  // namespace rlk

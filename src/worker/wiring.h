@@ -1,14 +1,13 @@
 #pragma once
-// What a rank is made of, whether it belongs to a run (rank.h) or works alone (local_rank.h).
+// What a rank is made of, whether it belongs to a run (rank.h) or works alone
+// (rlk/worker/local_rank.h).
 
 #include <chrono>
-#include <filesystem>
 #include <memory>
 
 #include "rlk/comm/world.h"
 #include "rlk/device/ops.h"
 #include "rlk/model/memory.h"
-#include "rlk/model/weights.h"
 #include "rlk/plan/plan.h"
 
 namespace rlk {
@@ -22,11 +21,5 @@ std::unique_ptr<World> open_device_world(Backend, World& host, uint64_t arena_by
 
 // The rope table, on the device, since every rope op reads it.
 DeviceBuffer upload_rope(const Ops&, const ModelConfig&);
-
-// This rank's part of a checkpoint.
-void load_weights(Weights&, const Ops&, const std::filesystem::path& dir, const ModelConfig&);
-
-// This rank's part of a synthetic model.
-void make_weights(Weights&, const Ops&, uint64_t seed);
 
 }  // namespace rlk

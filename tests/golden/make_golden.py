@@ -33,7 +33,7 @@ CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],
     "attention_bias": False,
     "eos_token_id": 1,
-    "head_dim": 16,
+    "head_dim": 64,
     "hidden_act": "silu",
     "hidden_size": 128,
     "initializer_range": 0.02,

@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "device/harness.h"
-#include "model/model_fixture.h"
+#include "model/lone_model.h"
 #include "rlk/rollout/engine.h"
 
 namespace rlk::test {
@@ -28,38 +28,20 @@ ModelConfig model_config() {
   return m;
 }
 
-// A world of this process's GPU, and a model in it.
 class CudaEngine : public OpTest {
  protected:
   void SetUp() override {
     OpTest::SetUp();
     if (IsSkipped() || HasFatalFailure()) return;
-    host_ = std::make_unique<LoneWorld>(size_t{1} << 20);
-    world_ = ipc_world_open(*host_->world, kArena, std::chrono::seconds(60));
-    tp_ = world_->group({0}, "tp");
-    weights_ = std::make_unique<Weights>(model_config(), *world_, kOneRank, true);
-    weights_->load(ops(), random_reader(weights_->tensors()));
-    const std::vector<float> table = rope_table(model_config(), model_config().max_position);
-    rope_ = std::make_unique<DeviceArray<float>>(ops(), table);
-    context_ = {.attention = &ops(),
-                .ffn = &ops(),
-                .logp = &ops(),
-                .stream = ops().stream_create(),
-                .tp = tp_.get(),
-                .config = model_config(),
-                .rope = rope_->data(),
-                .trace = nullptr};
-  }
-  void TearDown() override {
-    if (context_.stream) ops().stream_destroy(context_.stream);
-    weights_.reset();
-    tp_.reset();
-    world_.reset();
+    model_ = std::make_unique<LoneModel>(Backend::cuda, model_config(), kArena,
+                                         [](Weights& weights, const Ops& cuda) {
+                                           weights.load(cuda, random_reader(weights.tensors()));
+                                         });
   }
 
   RolloutOptions options() const {
     RolloutOptions o{};
-    o.topology = kOneRank;
+    o.topology = LocalRank::topology();
     o.page_size = kKvPageSize;
     o.pages_per_rank = 160;
     o.max_running = 16;
@@ -70,22 +52,15 @@ class CudaEngine : public OpTest {
   }
   std::vector<GenerateResult> generate(const RolloutOptions& o,
                                        const std::vector<GenerateRequest>& wanted) {
-    RolloutEngine engine(context_, *world_, o);
-    auto results = engine.generate(weights_->view({0, kSlices}), wanted, 5, 3);
+    RolloutEngine engine(model_->context, model_->rank.world(), o);
+    auto results = engine.generate(model_->rank.view(), wanted, 5, 3);
     replays_ = 0;
     for (const auto& [size, times] : engine.graph_replays()) replays_ += times;
     captured_ = engine.captured_sizes();
     return results;
   }
 
-  static constexpr Topology kOneRank{
-      .ranks = 1, .tp = 1, .cp = 1, .rollout_tp = 1, .rollout_cp = 1};
-  std::unique_ptr<LoneWorld> host_;
-  std::unique_ptr<World> world_;
-  std::unique_ptr<Communicator> tp_;
-  std::unique_ptr<Weights> weights_;
-  std::unique_ptr<DeviceArray<float>> rope_;
-  Context context_{};
+  std::unique_ptr<LoneModel> model_;
   uint64_t replays_ = 0;
   std::vector<int64_t> captured_;
 };

@@ -7,11 +7,14 @@
 #include <string>
 #include <vector>
 
+#include "rlk/base/error.h"
+#include "rlk/plan/plan.h"
+
 namespace rlk {
 
 struct DecodeBenchOptions {
   std::string shape = "qwen3-8b";  // SyntheticModel::shape
-  std::string backend = "cuda";    // or "cpu"
+  Backend backend = Backend::cuda;
   std::vector<int64_t> batches = {1, 8, 64};
   int64_t context = 1024;  // in the middle of the timed steps
   int64_t steps = 64;      // timed ones, a multiple of look_ahead
@@ -23,7 +26,7 @@ struct DecodeBenchOptions {
 };
 
 // Prints the table; returns kExitOk, or kExitFailed when tokens were wrong. InputError for options
-// that mean nothing, or cuda in a build without it.
-int bench_decode(const DecodeBenchOptions&);
+// that mean nothing, after `defects`, what the caller knows already.
+int bench_decode(const DecodeBenchOptions&, std::vector<Diagnostic> defects);
 
 }  // namespace rlk

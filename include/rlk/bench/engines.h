@@ -5,13 +5,17 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <vector>
+
+#include "rlk/base/error.h"
+#include "rlk/plan/plan.h"
 
 namespace rlk {
 
 struct EngineBenchOptions {
   std::string what;                // "score", "train" or "step"
   std::string shape = "qwen3-8b";  // SyntheticModel::shape
-  std::string backend = "cuda";    // or "cpu"
+  Backend backend = Backend::cuda;
   int64_t seed = 0;
   int64_t sequences = 8;
   int64_t prompt = 1, response = 511;  // tokens a sequence
@@ -22,7 +26,7 @@ struct EngineBenchOptions {
 };
 
 // Prints times, tokens a second and memory; returns kExitOk. InputError for options that mean
-// nothing, or cuda in a build without it.
-int bench_engines(const EngineBenchOptions&);
+// nothing, after `defects`, what the caller knows already.
+int bench_engines(const EngineBenchOptions&, std::vector<Diagnostic> defects);
 
 }  // namespace rlk
