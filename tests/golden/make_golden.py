@@ -4,8 +4,8 @@
     make_golden.py DIR            makes a model with random bf16 weights and its expected values
     make_golden.py --check DIR    computes the values of an existing model directory again and compares
 
-Runs on the CPU with torch 2.8.0, transformers 4.57.1 and numpy from PyPI (`pip install torch==2.8.0
-transformers==4.57.1 numpy`). tests/golden/small is what the first form writes with these versions; the second form
+Runs on the CPU with torch 2.11.0, transformers 5.17.0 and numpy from PyPI (`pip install torch==2.11.0
+transformers==5.17.0 numpy`). tests/golden/small is what the first form writes with these versions; the second form
 accepts any directory of the same format:
 
     config.json            Hugging Face's

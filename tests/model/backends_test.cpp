@@ -1,6 +1,6 @@
 // The CUDA backend against the CPU backend, on the bundled model and on $RLK_GOLDEN's (default:
 // tests/golden). The orders of sums differ (docs/numerics.md), the roundings to bf16 fall in the
-// same places: tolerances are half of those against fp64, where only one side rounds.
+// same places, so the tolerances are tighter than those against fp64.
 
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr double kLogits = 1e-2, kLogp = 4e-3, kGradient = 3e-2;  // relative norm errors
+constexpr double kLogits = 7e-3, kLogp = 2e-3, kGradient = 2.5e-2;  // relative norm errors
 constexpr double kGradientCosine = 0.9995;
 
 std::vector<fs::path> models() {
