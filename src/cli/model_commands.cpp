@@ -91,6 +91,11 @@ int generate_command(const Arguments& args) {
   options.seed = *number;
   options.chat_template = !raw && has_chat_template(options.model.dir);
   options.thinking = !no_thinking;
+  if (no_thinking && !options.chat_template)
+    throw InputError(
+        "--no-thinking",
+        raw ? "means nothing beside --raw" : options.model.dir.string() + " has no chat template",
+        "the chat template closes the thinking part");
   if (prompts.empty())
     generate_text(options, prompt, std::cout);
   else

@@ -27,6 +27,7 @@ void check_prompts(const Plan& plan, const Tokenizer& tokenizer) {
   options.prompt_key = plan.task.prompt_key;
   options.label_key = reward_needs_label(plan.task.reward) ? plan.task.label_key : "";
   options.chat_template = plan.task.chat_template;
+  options.thinking = plan.task.thinking;
   options.max_tokens =
       plan.model.max_position - 1;  // room for one token; longer ones end truncated
   options.sha256 = plan.task.data_sha256;

@@ -263,8 +263,8 @@ void Maker::topology() {
 
 void Maker::task() {
   const Profile::TaskSpec& from = in_.profile->task;
-  plan_.task = {from.reward, from.prompt_key, from.label_key, from.chat_template,
-                from.prompt_data_sha256};
+  plan_.task = {from.reward,        from.prompt_key, from.label_key,
+                from.chat_template, from.thinking,   from.prompt_data_sha256};
   plan_.profile_name = in_.profile->name;
   plan_.synthetic = in_.profile->synthetic;
 }

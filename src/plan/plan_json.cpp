@@ -242,6 +242,7 @@ void read_data(JsonReader json, Plan& plan) {
   json.string("prompt_key", plan.task.prompt_key);
   json.string("label_key", plan.task.label_key);
   json.boolean("chat_template", plan.task.chat_template);
+  json.boolean("thinking", plan.task.thinking);
 }
 
 void read_memory(JsonReader json, Plan& plan) {
@@ -301,7 +302,8 @@ std::string plan_to_json(const Plan& plan) {
       {"reward", plan.task.reward},
       {"prompt_key", plan.task.prompt_key},
       {"label_key", plan.task.label_key},
-      {"chat_template", plan.task.chat_template}};
+      {"chat_template", plan.task.chat_template},
+      {"thinking", plan.task.thinking}};
   json["output_root"] = plan.output_root.string();
   json["run_dir"] = plan.run_dir.string();
   json["memory"] = Json(Json::value_t::object);

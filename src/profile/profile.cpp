@@ -56,6 +56,9 @@ void read_task(JsonReader json, const std::filesystem::path& folder, Profile::Ta
   json.string("prompt_key", t.prompt_key, Key::optional);
   json.string("label_key", t.label_key, Key::optional);
   json.boolean("chat_template", t.chat_template, Key::optional);
+  json.boolean("thinking", t.thinking, Key::optional);
+  if (!t.thinking && !t.chat_template)
+    json.fail("thinking", "false", "the chat template closes the thinking part; it must be on");
   if (json.string("prompt_data_sha256", t.prompt_data_sha256, Key::optional)) {
     const std::string& digest = t.prompt_data_sha256;
     if (digest.size() != 64 || digest.find_first_not_of("0123456789abcdef") != std::string::npos)

@@ -64,6 +64,7 @@ PromptSet read_prompts(const Plan& plan, const std::optional<Tokenizer>& tokeniz
   options.prompt_key = plan.task.prompt_key;
   options.label_key = reward_needs_label(plan.task.reward) ? plan.task.label_key : "";
   options.chat_template = plan.task.chat_template;
+  options.thinking = plan.task.thinking;
   options.max_tokens = plan.model.max_position - 1;
   options.sha256 = plan.task.data_sha256;
   return PromptSet(plan.prompt_data, options, *tokenizer);

@@ -270,7 +270,7 @@ class RewardCommand : public ::testing::Test {
                                          << script << "\ndone\n";
     fs::permissions(dir_.path() / "judge", fs::perms::owner_all);
     Json profile = Json::parse(read_file(RLK_SOURCE_DIR "/profiles/tiny.json"));
-    profile["task"]["reward"] = "command:judge";
+    profile["task"] = {{"reward", "command:judge"}, {"chat_template", true}, {"thinking", false}};
     profile["paths"] = {
         {"model_root", kTiny}, {"prompt_data", kTiny + "/prompts.jsonl"}, {"output_root", "runs"}};
     std::ofstream(dir_.path() / "p.json") << profile.dump();
@@ -306,6 +306,11 @@ TEST_F(RewardCommand, DecidesTheRewardsOfARun) {
   const std::vector<Sample> samples = RunReader(dir_.path() / "runs/r").sidecar(0).samples;
   ASSERT_EQ(samples.size(), 16u);
   for (size_t i = 0; i < samples.size(); ++i) EXPECT_EQ(samples[i].reward, i % 2 + 0.5) << i;
+  const std::string text = read_file(dir_.path() / "runs/r" / RunReader::texts_path(0));
+  const Json line = Json::parse(text.substr(0, text.find('\n')));
+  EXPECT_TRUE(line["prompt_text"].get<std::string>().ends_with(
+      "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"))
+      << line["prompt_text"];
   // A run's last version is saved, whatever the interval.
   EXPECT_TRUE(fs::exists(dir_.path() / "runs/r" / RunReader::checkpoint_path(1)));
 }
@@ -340,6 +345,9 @@ TEST_F(Model, BadInputIsNamedWithItsPlace) {
                  {"--top-k 99999: must be -1 or from 1 to the vocabulary's"});
   expect_refused({"generate"}, {"give one of --prompt and --prompts"});
   expect_refused({"generate", "--prompt", "x", "--prompts", "y"}, {"two sources"});
+  expect_refused({"generate", "--prompt", "x", "--no-thinking"},
+                 {"--no-thinking: ", "profiles/tiny has no chat template"});
+  expect_refused({"generate", "--prompt", "x", "--no-thinking", "--raw"}, {"beside --raw"});
   expect_refused({"generate", "--prompt", "\xff"}, {"--prompt: \\xff; must be UTF-8"});
   expect_refused({"generate", "--prompts", "/nowhere"}, {"/nowhere"});
   expect_refused({"generate", "--prompt", "x", "--samples", "0", "--seed", "-1"},

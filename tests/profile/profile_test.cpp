@@ -51,6 +51,7 @@ TEST(Profile, ReadsEveryKeyAndResolvesPathsFromItsOwnFolder) {
   EXPECT_FALSE(p.paths.ref_load || p.paths.output_root);
   EXPECT_EQ(p.task.prompt_key, "q");
   EXPECT_FALSE(p.task.chat_template);
+  EXPECT_TRUE(p.task.thinking);
   ASSERT_EQ(p.defaults.size(), 4u);
   EXPECT_EQ(p.defaults[1].option, "temperature");
   EXPECT_EQ(p.defaults[1].text, "0.7");
@@ -82,6 +83,8 @@ TEST(Profile, EachDefectIsNamedAtItsPlace) {
        "paths.model_rot: unknown key; the nearest known key is model_root"},
       {"/task/reward", nullptr, "task.reward: null; must be a string"},
       {"/task/prompt_data_sha256", "XYZ", "task.prompt_data_sha256"},
+      {"/task/thinking", 0, "task.thinking: 0; must be true or false"},
+      {"/task/thinking", false, "task.thinking: false; the chat template closes"},
       {"/defaults/tp", {1}, "defaults.tp: an array; must be a number or a string"},
       {"/defaults/temprature", 1,
        "defaults.temprature: unknown key; the nearest known key is temperature"},

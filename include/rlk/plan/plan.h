@@ -48,7 +48,7 @@ struct Options {
 struct Task {
   std::string reward;  // "boxed-exact" is part of deepscaler; see data/reward.h for the names
   std::string prompt_key, label_key;
-  bool chat_template = true;
+  bool chat_template = true, thinking = true;
   std::string data_sha256;  // of the prompt file, or empty: any file is taken
 };
 

@@ -41,7 +41,7 @@ struct Profile {
 
   struct TaskSpec {
     std::string reward, prompt_key = "prompt", label_key = "label";
-    bool chat_template = true;
+    bool chat_template = true, thinking = true;
     std::string prompt_data_sha256;  // 64 hex digits, or empty
   } task;
 
