@@ -104,6 +104,11 @@ std::string checked_contents(const std::filesystem::path& file, const PromptOpti
   return contents;
 }
 
+// A line is a row.
+std::string place(const std::string& file, int64_t row) {
+  return file + ":" + std::to_string(row + 1);
+}
+
 // A keyed bijection of [0, 2^bits), bits even: a balanced Feistel network.
 uint64_t permute_bits(uint64_t x, int bits, uint64_t key) {
   constexpr uint64_t kRounds = 6;
@@ -137,12 +142,12 @@ PromptSet::PromptSet(const std::filesystem::path& file, const PromptOptions& opt
 
 PromptSet::PromptSet(std::string_view lines, const std::string& file, const PromptOptions& options,
                      const Tokenizer& tokenizer)
-    : tokenizer_(&tokenizer) {
+    : tokenizer_(&tokenizer), file_(file) {
   std::vector<Diagnostic> defects;
   for (size_t at = 0; at < lines.size() && defects.size() < kMaxDefects;) {
     const size_t end = std::min(lines.find('\n', at), lines.size());
     const size_t line = rows_.size() + 1;
-    const std::string where = file + ":" + std::to_string(line);
+    const std::string where = place(file, rows());
     Row& row = rows_.emplace_back();
     try {
       const Json json = parse_json(lines.substr(at, end - at), file, line);
@@ -152,7 +157,7 @@ PromptSet::PromptSet(std::string_view lines, const std::string& file, const Prom
     }
     if (options.max_tokens > 0 &&
         static_cast<int64_t>(row.text.size()) * kTokensPerByte > options.max_tokens) {
-      const auto count = static_cast<int64_t>(tokenizer.encode(row.text).size());
+      const auto count = static_cast<int64_t>(tokenizer.encode(row.text, where).size());
       if (count > options.max_tokens) {
         defects.push_back({where, "the prompt has " + std::to_string(count) + " tokens",
                            "must be at most " + std::to_string(options.max_tokens)});
@@ -175,7 +180,7 @@ PromptSet PromptSet::synthetic(uint64_t seed, int64_t length, int64_t vocab) {
 }
 
 std::vector<int32_t> PromptSet::tokens(int64_t row) const {
-  if (tokenizer_ != nullptr) return tokenizer_->encode(text(row));
+  if (tokenizer_ != nullptr) return tokenizer_->encode(text(row), place(file_, row));
   const uint64_t key = sample_key(seed_, static_cast<uint64_t>(row));
   std::vector<int32_t> ids(static_cast<size_t>(length_));
   for (size_t i = 0; i < ids.size(); ++i)

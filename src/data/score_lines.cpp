@@ -85,7 +85,7 @@ class LineReader {
 
   std::vector<int32_t> encoded(const std::string& text, JsonReader& line) {
     if (!tokenizer_) tokenizer_.emplace(tokenizer_file_);
-    std::vector<int32_t> ids = tokenizer_->encode(text);
+    std::vector<int32_t> ids = tokenizer_->encode(text, line.where("text"));
     for (const int32_t id : ids)
       if (id >= config_.vocab) {
         line.fail("text", "has token id " + std::to_string(id),

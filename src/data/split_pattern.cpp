@@ -129,6 +129,7 @@ std::string pcre2_message(int code) {
 }  // namespace
 
 struct SplitPattern::Impl {
+  std::string where;
   pcre2_code* code = nullptr;
   ~Impl() { pcre2_code_free(code); }
 };
@@ -158,6 +159,7 @@ SplitPattern::Scratch::~Scratch() = default;
 
 SplitPattern::SplitPattern(const std::string& pattern, const std::string& where)
     : impl_(std::make_unique<Impl>()) {
+  impl_->where = where;
   if (pattern.size() > kMaxPattern)
     throw InputError(where, "is longer than " + std::to_string(kMaxPattern) + " bytes");
   const std::string text = Translator(pattern, where).run();
@@ -182,13 +184,12 @@ bool SplitPattern::find(std::string_view text, size_t start, Scratch* scratch, s
       pcre2_jit_match(impl_->code, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), start,
                       PCRE2_NO_UTF_CHECK, scratch->impl_->data, scratch->impl_->context);
   if (rc == PCRE2_ERROR_NOMATCH) return false;
-  if (rc < 0) throw InputError("tokenizer pattern", pcre2_message(rc), "shorten the text");
+  if (rc < 0) throw InputError(impl_->where, "PCRE2: " + pcre2_message(rc), "shorten the text");
   const PCRE2_SIZE* offsets = pcre2_get_ovector_pointer(scratch->impl_->data);
   *begin = offsets[0];
   *end = offsets[1];
   // A lookbehind or \K may move the beginning back; matches must advance.
-  if (*begin < start || *end <= *begin)
-    throw InputError("tokenizer pattern", "matches without advancing");
+  if (*begin < start || *end <= *begin) throw InputError(impl_->where, "matches without advancing");
   return true;
 }
 

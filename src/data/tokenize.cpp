@@ -53,7 +53,7 @@ void tokenize_lines(const Tokenizer& tokenizer, bool decode, std::istream& in,
     if (decode) {
       out << Json{{"text", tokenizer.decode(ids)}}.dump() << '\n';
     } else {
-      out << Json{{"ids", tokenizer.encode(text)}}.dump() << '\n';
+      out << Json{{"ids", tokenizer.encode(text, reader.where("text"))}}.dump() << '\n';
     }
   }
 }

@@ -324,25 +324,32 @@ Tokenizer::~Tokenizer() = default;
 Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
 Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 
-std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
-  if (text.size() > INT_MAX) throw InputError("text", "is longer than 2 GiB");
+std::vector<int32_t> Tokenizer::encode(std::string_view text, const std::string& where) const {
+  if (text.size() > INT_MAX) throw InputError(where, "is longer than 2 GiB");
   if (const size_t bad = find_invalid_utf8(text); bad != std::string_view::npos)
-    throw InputError("text", "invalid UTF-8 at byte " + std::to_string(bad));
+    throw InputError(where, "invalid UTF-8 at byte " + std::to_string(bad));
   std::vector<int32_t> ids;
   SplitPattern::Scratch split(*impl_->pattern);
   BpeScratch bpe;
   size_t plain = 0;  // where the text since the last added token begins
+  const auto encode_until = [&](size_t end) {
+    try {
+      impl_->encode_plain(text.substr(plain, end - plain), &split, &bpe, &ids);
+    } catch (const InputError& error) {  // of the file's pattern, on this text
+      throw InputError(where, error.what());
+    }
+  };
   for (size_t at = 0; at < text.size();) {
     const auto* token = impl_->added_at(text, at);
     if (token == nullptr) {
       ++at;
       continue;
     }
-    impl_->encode_plain(text.substr(plain, at - plain), &split, &bpe, &ids);
+    encode_until(at);
     ids.push_back(token->second);
     plain = at += token->first.size();
   }
-  impl_->encode_plain(text.substr(plain), &split, &bpe, &ids);
+  encode_until(text.size());
   return ids;
 }
 

@@ -46,6 +46,7 @@ class PromptSet {
 
   std::vector<Row> rows_;
   const Tokenizer* tokenizer_ = nullptr;  // null: synthetic
+  std::string file_;
   uint64_t seed_ = 0;
   int64_t length_ = 0, vocab_ = 0;
 };

@@ -27,8 +27,9 @@ class Tokenizer {
   Tokenizer& operator=(Tokenizer&&) noexcept;
 
   // Added tokens in the text become their ids, as in Hugging Face's encode. InputError for invalid
-  // UTF-8, or when the file's pattern exceeds PCRE2's match limit on this text.
-  std::vector<int32_t> encode(std::string_view text) const;
+  // UTF-8, or when the file's pattern exceeds PCRE2's match limit on this text, which is at
+  // `where`.
+  std::vector<int32_t> encode(std::string_view text, const std::string& where = "text") const;
   // Bytes of the ids, each maximal invalid UTF-8 part replaced by U+FFFD. Ids that no token has
   // decode to nothing.
   std::string decode(std::span<const int32_t> ids, bool skip_special = false) const;
