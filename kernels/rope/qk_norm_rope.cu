@@ -3,7 +3,8 @@
 // A head's row is held by Dh/8 lanes ("a group"): lane j has elements 4j..4j+3 of the lower half
 // and the same of the upper half, the pairs that RoPE rotates. Sums over a head: a chain over the
 // lane's lower, then upper elements; then the butterfly over the group. Forward: a warp takes a few
-// heads of one token, all of them in flight at once, and reads cos and sin once for them. Backward:
+// heads of one token and one part (q, k or v), all of them in flight at once: it is bound by its
+// instructions before it is by memory, so nothing of a place is computed head by head. Backward:
 // a block takes 16 rows counted from the leaf's start and one virtual slice; weight gradients are a
 // chain over each group's (row, head) items in order, groups in order, then blocks of a leaf in
 // order.
@@ -53,20 +54,13 @@ __device__ inline Pairs to_pairs(const RawPairs& raw) {
   return p;
 }
 
-// Member by member: a reference to one of two would put both into memory.
-__device__ inline Pairs select(bool first, const RawPairs& a, const RawPairs& b) {
-  return to_pairs({{first ? a.lo.x : b.lo.x, first ? a.lo.y : b.lo.y},
-                   {first ? a.hi.x : b.hi.x, first ? a.hi.y : b.hi.y}});
-}
-
 __device__ inline RawPairs round_pairs(const Pairs& p) {
   return {{round_pair(p.lo[0], p.lo[1]), round_pair(p.lo[2], p.lo[3])},
           {round_pair(p.hi[0], p.hi[1]), round_pair(p.hi[2], p.hi[3])}};
 }
 
 template <int Dh>
-__device__ inline void store_pairs(bf16* row, int lane, const Pairs& p) {
-  const RawPairs raw = round_pairs(p);
+__device__ inline void store_raw(bf16* row, int lane, const RawPairs& raw) {
   *reinterpret_cast<uint2*>(row + lane * 4) = raw.lo;
   *reinterpret_cast<uint2*>(row + Dh / 2 + lane * 4) = raw.hi;
 }
@@ -83,15 +77,37 @@ __device__ inline Angles load_angles(const float* rope, int64_t position, int la
   return {{a.x[0], a.x[2], b.x[0], b.x[2]}, {a.x[1], a.x[3], b.x[1], b.x[3]}};
 }
 
-// 1 / sqrt(mean of squares + eps) of the group's head.
+// Sum of squares of the group's head.
 template <int Dh>
-__device__ inline float head_rstd(const Pairs& p, float eps) {
+__device__ inline float head_squares(const Pairs& p) {
   float sum = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) sum = fmaf(p.lo[i], p.lo[i], sum);
 #pragma unroll
   for (int i = 0; i < 4; ++i) sum = fmaf(p.hi[i], p.hi[i], sum);
-  return __frsqrt_rn(lanes_sum<Dh / 8>(sum) * (1.0f / Dh) + eps);
+  return lanes_sum<Dh / 8>(sum);
+}
+
+// 1 / sqrt(mean of squares + eps).
+template <int Dh>
+__device__ inline float rstd_of(float squares, float eps) {
+  return __frsqrt_rn(squares * (1.0f / Dh) + eps);
+}
+
+// The same of four heads, each root taken by every fourth lane alone.
+template <int Dh>
+__device__ inline void rstd_of_four(float (&x)[4], float eps) {
+  constexpr int kLanes = Dh / 8;
+  if constexpr (kLanes >= 4) {
+    const int lane = threadIdx.x;
+    const float even = lane & 2 ? x[2] : x[0], odd = lane & 2 ? x[3] : x[1];
+    const float own = rstd_of<Dh>(lane & 1 ? odd : even, eps);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] = __shfl_sync(0xffffffffu, own, i, kLanes);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] = rstd_of<Dh>(x[i], eps);
+  }
 }
 
 __device__ inline void rotate(Pairs& p, const Angles& a) {
@@ -112,25 +128,6 @@ __device__ inline void rotate_back(Pairs& p, const Angles& a) {
   }
 }
 
-// Where a head of a token's packed row goes: q, k or v head `index` of this rank.
-enum class Part { q, k, v };
-struct HeadPlace {
-  int slice, j;  // head j of the slice's q | k | v
-
-  __device__ HeadPlace(int head, int local) : slice(head / local), j(head - head / local * local) {}
-  __device__ void advance(int heads, int local) {
-    for (j += heads; j >= local; j -= local) ++slice;
-  }
-  __device__ Part part(int hq, int hkv) const {
-    return j < hq ? Part::q : j < hq + hkv ? Part::k : Part::v;
-  }
-  __device__ int index(int hq, int hkv) const {
-    if (j < hq) return slice * hq + j;
-    const int k = j - hq;
-    return slice * hkv + (k < hkv ? k : k - hkv);
-  }
-};
-
 // Element of (sequence, position, head) in the pages of `shards`.
 __device__ inline bf16* cache_row(bf16* const* shards, const KvCache& c, int64_t seq,
                                   int32_t position, int head) {
@@ -140,63 +137,75 @@ __device__ inline bf16* cache_row(bf16* const* shards, const KvCache& c, int64_t
 }
 
 constexpr int kHeadsAtOnce = 4;  // of a group, all in flight before the first is used
-
 template <int Dh>
 constexpr int kWarpHeads = kHeadsAtOnce * 256 / Dh;  // of a warp: 32 lanes are 256/Dh groups
 
-// A warp takes chunk `task % chunks` of the heads of token `task / chunks`.
+// The warps of a token: chunks of kWarpHeads heads of q, then of k, then of v. The slice of head i,
+// i / hq, is i * q_inverse >> 16.
+struct Chunks {
+  int q, k, q_inverse, k_inverse;
+  __device__ int all() const { return q + 2 * k; }
+};
+
 template <int Dh>
 __global__ void __launch_bounds__(kThreads)
-    qk_norm_rope_kernel(QkNormRopeArgs a, KvCache cache, bool to_cache, int chunks) {
+    qk_norm_rope_kernel(QkNormRopeArgs a, KvCache cache, bool to_cache, Chunks chunks) {
   constexpr int kLanes = Dh / 8, kGroups = 32 / kLanes;
   grid_launch_dependents();
   grid_dependency_wait();
   const unsigned task = blockIdx.x * (kThreads / 32) + threadIdx.x / 32;
-  const int64_t t = task / static_cast<unsigned>(chunks);
+  const int64_t t = task / static_cast<unsigned>(chunks.all());
   if (t >= a.T) return;
+  const int chunk = static_cast<int>(task % static_cast<unsigned>(chunks.all()));
+  const bool is_q = chunk < chunks.q, is_v = chunk >= chunks.q + chunks.k;
   const int lane = threadIdx.x % kLanes, group = threadIdx.x % 32 / kLanes;
-  const int local = a.hq + 2 * a.hkv, heads = a.slices * local;
-  const int first = static_cast<int>(task % static_cast<unsigned>(chunks)) * kWarpHeads<Dh> + group;
   const int32_t position = a.position[t];
+
+  // Head i of the part is head i % per of slice i / per.
+  const int local = a.hq + 2 * a.hkv, per = is_q ? a.hq : a.hkv, count = a.slices * per;
+  const int inverse = is_q ? chunks.q_inverse : chunks.k_inverse;
+  const int before = is_q ? 0 : is_v ? a.hq + a.hkv : a.hq;  // heads of a slice before the part
+  const int chunks_before = is_q ? 0 : is_v ? chunks.q + chunks.k : chunks.q;
+  const int first = (chunk - chunks_before) * kWarpHeads<Dh> + group;
+  const bf16* in = a.qkv + t * (a.slices * local * Dh);
   RawPairs raw[kHeadsAtOnce];
 #pragma unroll
   for (int b = 0; b < kHeadsAtOnce; ++b) {
-    const int head = min(first + b * kGroups, heads - 1);
-    raw[b] = load_raw<Dh>(a.qkv + (t * heads + head) * Dh, lane);
+    const int i = min(first + b * kGroups, count - 1);
+    raw[b] = load_raw<Dh>(in + (i + (i * inverse >> 16) * (local - per) + before) * Dh, lane);
   }
-  const RawPairs wq = load_raw<Dh>(a.q_weight, lane), wk = load_raw<Dh>(a.k_weight, lane);
-  const int32_t seq = to_cache ? a.seq[t] : 0;
-  const Angles angles = load_angles<Dh>(a.rope, position, lane);
-  HeadPlace place(first, local);
-  // Whole warps stay in the loop: the sums exchange values between lanes.
+  bf16* out = (is_q ? a.q : is_v ? a.v : a.k) + t * (count * Dh);
+  int64_t stride = Dh;
+  if (to_cache && !is_q) {
+    const int32_t seq = a.seq[t];
+    if (seq < 0) return;
+    out = cache_row(is_v ? cache.v : cache.k, cache, seq, position, 0);
+    stride = cache.head_stride;
+  }
+  out += first * stride;
+  if (!is_v) {
+    const Pairs w = to_pairs(load_raw<Dh>(is_q ? a.q_weight : a.k_weight, lane));
+    const Angles angles = load_angles<Dh>(a.rope, position, lane);
+    float rstd[kHeadsAtOnce];
 #pragma unroll
-  for (int b = 0; b < kHeadsAtOnce; ++b, place.advance(kGroups, local)) {
-    Pairs x = to_pairs(raw[b]);
-    const float rstd = head_rstd<Dh>(x, a.eps);
-    if (first + b * kGroups >= heads) continue;
-    const Part part = place.part(a.hq, a.hkv);
-    const int index = place.index(a.hq, a.hkv);
-    if (part != Part::v) {
-      const Pairs w = select(part == Part::q, wq, wk);
+    for (int b = 0; b < kHeadsAtOnce; ++b) rstd[b] = head_squares<Dh>(to_pairs(raw[b]));
+    rstd_of_four<Dh>(rstd, a.eps);
+#pragma unroll
+    for (int b = 0; b < kHeadsAtOnce; ++b) {
+      Pairs x = to_pairs(raw[b]);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        x.lo[i] = x.lo[i] * rstd * w.lo[i];
-        x.hi[i] = x.hi[i] * rstd * w.hi[i];
+        x.lo[i] = x.lo[i] * rstd[b] * w.lo[i];
+        x.hi[i] = x.hi[i] * rstd[b] * w.hi[i];
       }
       x = to_pairs(round_pairs(x));
       rotate(x, angles);
+      raw[b] = round_pairs(x);
     }
-    bf16* out;
-    if (part == Part::q) {
-      out = a.q + (t * a.slices * a.hq + index) * Dh;
-    } else if (to_cache) {
-      if (seq < 0) continue;
-      out = cache_row(part == Part::k ? cache.k : cache.v, cache, seq, position, index);
-    } else {
-      out = (part == Part::k ? a.k : a.v) + (t * a.slices * a.hkv + index) * Dh;
-    }
-    store_pairs<Dh>(out, lane, x);
   }
+#pragma unroll
+  for (int b = 0; b < kHeadsAtOnce; ++b)
+    if (first + b * kGroups < count) store_raw<Dh>(out + b * kGroups * stride, lane, raw[b]);
 }
 
 // part [blocks][slices][2][Dh]: weight gradients of q, k over kRows rows and one slice.
@@ -307,7 +316,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     items.advance(at);
     next_angles = angles_of(at.row);
 
-    const float rstd = head_rstd<Dh>(x, a.eps);
+    const float rstd = rstd_of<Dh>(head_squares<Dh>(x), a.eps);
     if (norm) rotate_back(g, angles);
     const Pairs w = to_pairs(load_raw<Dh>(is_q ? a.q_weight : a.k_weight, lane));  // from L1
     Pairs xhat, gw;
@@ -336,7 +345,7 @@ __global__ void __launch_bounds__(kThreads, 4)
         g.hi[i] = rstd * fmaf(-xhat.hi[i], mean, gw.hi[i]);
       }
     }
-    store_pairs<Dh>(a.dqkv + items.packed(now) * Dh, lane, g);
+    store_raw<Dh>(a.dqkv + items.packed(now) * Dh, lane, round_pairs(g));
   }
   cp_async_wait<0>();
   __syncthreads();  // the slots become the sums
@@ -409,11 +418,19 @@ void qk_norm_rope(Stream stream, const QkNormRopeArgs& a) {
   const bool to_cache = a.k == nullptr;
   require(!to_cache || a.cache != nullptr, "qk_norm_rope", "needs k and v or a cache");
   for_head_dim("qk_norm_rope", a.Dh, [&]<int Dh>() {
-    const int64_t chunks = ceil_div(a.slices * (a.hq + 2 * a.hkv), kWarpHeads<Dh>);
-    require(a.T * chunks <= 0x7fffffff, "qk_norm_rope", "too many rows");
-    launch_dependent("qk_norm_rope", stream, blocks_for(a.T * chunks, kThreads / 32), kThreads,
-                     qk_norm_rope_kernel<Dh>, a, to_cache ? *a.cache : KvCache{}, to_cache,
-                     static_cast<int>(chunks));
+    const auto chunks_of = [&](int heads) {
+      return static_cast<int>(ceil_div(a.slices * heads, kWarpHeads<Dh>));
+    };
+    // What makes Chunks' inverses exact.
+    require(a.slices * a.hq * a.hq < 65536 && a.slices * a.hkv * a.hkv < 65536, "qk_norm_rope",
+            std::to_string(a.slices) + " slices of " + std::to_string(a.hq) + " + " +
+                std::to_string(a.hkv) + " heads, slices * heads^2 must be less than 65536");
+    const Chunks chunks{chunks_of(a.hq), chunks_of(a.hkv), 65535 / a.hq + 1, 65535 / a.hkv + 1};
+    const int64_t warps = a.T * (chunks.q + 2 * chunks.k);
+    require(warps <= 0x7fffffff, "qk_norm_rope",
+            "T = " + std::to_string(a.T) + ", too many rows for a grid");
+    launch_dependent("qk_norm_rope", stream, blocks_for(warps, kThreads / 32), kThreads,
+                     qk_norm_rope_kernel<Dh>, a, to_cache ? *a.cache : KvCache{}, to_cache, chunks);
   });
 }
 
