@@ -34,19 +34,26 @@ Kernel kernel_for(int rows) {
   }
 }
 
+// Rates in bytes a microsecond: of the device, weights alone and with activations; of one SM,
+// weights alone (half of it where its neighbour in the TPC streams too) and with activations. A
+// step of the chains, a round and a CTA have a price each, in microseconds.
+constexpr double kDevice = 4.3e6, kDeviceBoth = 12.5e6, kSm = 41.5e3, kSmPaired = 21.6e3,
+                 kSmBoth = 73.4e3;
+constexpr double kStep = 0.117, kRound = 0.75, kCta = 0.004;
+
+double row_bytes(const GemmArgs& a) {
+  return static_cast<double>(a.ks) * a.slices * sizeof(bf16);
+}
+double steps_of(const GemmArgs& a) {
+  return static_cast<double>(ceil_div(a.ks, decode::kStageBlocks * 64)) * a.slices;
+}
+
 // Microseconds with tiles of `rows`, full rounds of CTAs and then what is left over. Fitted to
 // 972 timings on an H200 (five layers of Qwen3-8B, whole and cut by 2, 4, 8; T = 1, 8, 16, 64): its
-// choices are 1.3 % off the best tile on average. Rates in bytes a microsecond: of the device,
-// weights alone and with activations; of one SM, weights alone (half of it where its neighbour in
-// the TPC streams too) and with activations. A step of the chains, a round and a CTA have a price
-// each.
+// choices are 1.3 % off the best tile on average.
 double cost(int rows, const GemmArgs& a) {
-  constexpr double kDevice = 4.3e6, kDeviceBoth = 12.5e6, kSm = 41.5e3, kSmPaired = 21.6e3,
-                   kSmBoth = 73.4e3;
-  constexpr double kStep = 0.117, kRound = 0.75, kCta = 0.004;
-  const double k_bytes = static_cast<double>(a.ks) * a.slices * sizeof(bf16);
-  const double weights = rows * k_bytes, both = weights + static_cast<double>(a.T) * k_bytes;
-  const double steps = static_cast<double>(ceil_div(a.ks, decode::kStageBlocks * 64)) * a.slices;
+  const double k_bytes = row_bytes(a), weights = rows * k_bytes;
+  const double both = weights + static_cast<double>(a.T) * k_bytes, steps = steps_of(a);
   const int64_t tiles = ceil_div(a.N, rows), sms = sm_count();
   const auto round = [&](int64_t ctas) {
     const auto n = static_cast<double>(ctas);
@@ -57,6 +64,15 @@ double cost(int rows, const GemmArgs& a) {
   };
   const int64_t rest = tiles % sms;
   return static_cast<double>(tiles / sms) * round(sms) + (rest > 0 ? round(rest) : 0.0);
+}
+
+// The same for many rounds and few tokens: the rings stay full from tile to tile, a tile has no
+// price of its own, and the rows of the busiest SM decide. The logits of Qwen3-8B at T = 8 take
+// 299 us in tiles of 64 rows, 18.06 rounds, and 295 in tiles of 40, 28.9 rounds.
+double long_cost(int rows, const GemmArgs& a) {
+  const int64_t sms = sm_count(), rounds = ceil_div(ceil_div(a.N, rows), sms);
+  return static_cast<double>(rounds) *
+         std::max(static_cast<double>(sms) * rows * row_bytes(a) / kDevice, steps_of(a) * kStep);
 }
 
 // [slices][rows][ks]: slices are a dimension of their own, so that a slice's last block is
@@ -71,10 +87,12 @@ CUtensorMap operand(const char* name, const bf16* p, const GemmArgs& a, int64_t 
 }  // namespace
 
 int decode_rows(const GemmArgs& a) {
+  const bool is_long = a.T <= 16 && a.N >= 16 * 64 * int64_t{sm_count()};
+  const auto price = is_long ? long_cost : cost;
   int best = 64;
   for (const int rows :
        {48, 40, 32, 24, 16, 8})  // a smaller tile must be worth it: the fit is that good
-    if (cost(rows, a) < 0.985 * cost(best, a)) best = rows;
+    if (price(rows, a) < 0.985 * price(best, a)) best = rows;
   return best;
 }
 
