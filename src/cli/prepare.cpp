@@ -13,14 +13,15 @@ namespace {
 
 struct Request {
   bool download = false;
-  std::string url = kDapoMathUrl, sha256, convert, synthetic, tokenizer_dir, out, seed = "0";
+  std::string url, sha256, convert, synthetic, tokenizer_dir, out, seed;
 };
 
 void add_options(CLI::App& app, Request& r) {
   app.add_flag("--download-data", r.download,
                "fetch and convert DAPO-Math-17k; an interrupted download continues");
-  app.add_option("--url", r.url, "another source of the data")->type_name("URL");
-  app.add_option("--sha256", r.sha256, "what the downloaded file's SHA-256 must be")
+  app.add_option("--url", r.url, "with --download-data: another source")->type_name("URL");
+  app.add_option("--sha256", r.sha256,
+                 "with --download-data: what the downloaded file's SHA-256 must be")
       ->type_name("HEX");
   app.add_option("--convert", r.convert, "the same from a file that is here: JSON lines or Parquet")
       ->type_name("FILE");
@@ -32,6 +33,28 @@ void add_options(CLI::App& app, Request& r) {
       ->type_name("DIR");
   app.add_option("--seed", r.seed, "with --synthetic (0)")->type_name("N");
   app.add_option("--out", r.out, "what is written")->type_name("FILE|DIR");
+}
+
+// An option of another thing than the one that is done would be believed to have worked.
+void check_options(const Request& r, std::vector<Diagnostic>& defects) {
+  const int asked = int{r.download} + !r.convert.empty() + !r.synthetic.empty();
+  if (asked != 1)
+    defects.push_back({"command line", "nothing to do, or more than one thing",
+                       "give one of --download-data, --convert and --synthetic; rlk doctor says "
+                       "what is missing"});
+  const auto only_with = [&](const char* option, const std::string& value, const char* what,
+                             bool done) {
+    if (!value.empty() && !done)
+      defects.push_back({option, "means nothing without " + std::string(what), ""});
+  };
+  only_with("--url", r.url, "--download-data", r.download);
+  only_with("--sha256", r.sha256, "--download-data", r.download);
+  only_with("--tokenizer-dir", r.tokenizer_dir, "--synthetic", !r.synthetic.empty());
+  only_with("--seed", r.seed, "--synthetic", !r.synthetic.empty());
+  if (!r.sha256.empty() && (r.sha256.size() != 64 ||
+                            r.sha256.find_first_not_of("0123456789abcdef") != std::string::npos))
+    defects.push_back({"--sha256", printable(r.sha256), "must be 64 lower-case hex digits"});
+  if (r.out.empty()) defects.push_back({"--out", "missing", "must be the file or folder to write"});
 }
 
 // "prompt_data_sha256" is what a profile's task takes.
@@ -52,18 +75,13 @@ int prepare_command(const Arguments& args) {
   bool helped = false;
   std::vector<Diagnostic> defects = parse_arguments(app, args, helped);
   if (helped) return kExitOk;
-  const int asked = int{r.download} + !r.convert.empty() + !r.synthetic.empty();
-  if (asked != 1)
-    defects.push_back({"command line", "nothing to do, or more than one thing",
-                       "give one of --download-data, --convert and --synthetic; rlk doctor says "
-                       "what is missing"});
-  if (r.out.empty()) defects.push_back({"--out", "missing", "must be the file or folder to write"});
-  const auto seed = parse_unsigned(r.seed);
+  check_options(r, defects);
+  const auto seed = parse_unsigned(r.seed.empty() ? "0" : r.seed);
   if (!seed) defects.push_back({"--seed", printable(r.seed), "must be an integer from 0 up"});
   if (!defects.empty()) throw InputError(defects);
 
   if (r.download) {
-    report_prompts(r.out, fetch_prompts(r.url, r.out, r.sha256));
+    report_prompts(r.out, fetch_prompts(r.url.empty() ? kDapoMathUrl : r.url, r.out, r.sha256));
   } else if (!r.convert.empty()) {
     report_prompts(r.out, convert_prompts(r.convert, r.out));
   } else {

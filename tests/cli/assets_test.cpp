@@ -148,6 +148,9 @@ TEST_F(Assets, PrepareRefusesByName) {
   expect_refused({"prepare", "--synthetic", "qwen3-9b", "--out", path("m")},
                  {"qwen3-9b\"; must be one of qwen3-0.6b"});
   expect_refused({"prepare", "--convert", "/nowhere", "--out", path("o")}, {"/nowhere"});
+  expect_refused({"prepare", "--convert", "x", "--sha256", "00", "--seed", "1", "--out", path("o")},
+                 {"--sha256: means nothing without --download-data", "--sha256: 00; must be 64",
+                  "--seed: means nothing without --synthetic"});
   expect_refused(
       {"prepare", "--convert", write("bad", "{\"prompt\": \"x\"}\n"), "--out", path("o")},
       {"bad:1: has no label"});
