@@ -80,6 +80,9 @@ class RowReader {
       turn.string("content", message.content);
       if (turn.string("reasoning_content", reasoning, JsonReader::Key::optional))
         message.reasoning = reasoning;
+      const Json* calls = turn.find("tool_calls", JsonReader::Key::optional);
+      if (calls != nullptr && !calls->empty())
+        turn.fail("tool_calls", "tools are not supported", "must be empty, null or absent");
       message.role = role_of(role, turn);
       messages.push_back(std::move(message));
     }

@@ -131,6 +131,14 @@ TEST(Prompts, ErrorsNameFileAndLine) {
        "f.jsonl:2: prompt[0].role: \"tool\"; must be system, user or assistant"},
       {"{\"prompt\": [{\"role\": \"user\", \"content\": [1]}], \"label\": \"\"}",
        "f.jsonl:2: prompt[0].content"},
+      {"{\"prompt\": [{\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": []}], "
+       "\"label\": "
+       "\"\"}",
+       "accepted"},
+      {"{\"prompt\": [{\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": [{}]}], "
+       "\"label\": "
+       "\"\"}",
+       "f.jsonl:2: prompt[0].tool_calls: tools are not supported"},
       {"{\"prompt\": [7], \"label\": \"\"}", "f.jsonl:2: prompt[0]"},
   };
   for (const auto& [line, expected] : cases) {
