@@ -88,6 +88,13 @@ std::string read_file(const std::filesystem::path& path) {
   return text;
 }
 
+bool is_there(const std::filesystem::path& path) {
+  std::error_code code;
+  const std::filesystem::file_type type = std::filesystem::symlink_status(path, code).type();
+  if (type == std::filesystem::file_type::none) throw InputError(path.string(), code.message());
+  return type != std::filesystem::file_type::not_found;
+}
+
 void write_file_atomic(const std::filesystem::path& path, std::string_view contents) {
   const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
   std::string name = (folder / ("." + path.filename().string() + ".XXXXXX")).string();

@@ -99,8 +99,10 @@ void add_defects(const std::string& name, const InputError& error,
 void check_output(const Plan& plan, Checks& checks) {
   const fs::path folder = nearest_existing(plan.output_root);
   const uint64_t free = free_bytes(folder);
-  checks.push_back({"output", access(folder.c_str(), W_OK) == 0 && free >= kLeastDisk,
-                    fmt::format("{}: {} free", plan.output_root.string(), format_bytes(free)),
+  const bool writable = access(folder.c_str(), W_OK) == 0;
+  checks.push_back({"output", writable && free >= kLeastDisk,
+                    fmt::format("{}: {}{} free", plan.output_root.string(),
+                                writable ? "" : "not writable, ", format_bytes(free)),
                     "choose another paths.output_root or --output-root"});
 }
 
@@ -138,7 +140,8 @@ void check_job(const std::string& profile, Checks& checks) {
     const auto& read = job->inputs.profile;
     add_defects(read ? "plan" : "profile", error, read, checks);
     // Without a plan nothing else is read, but what is missing is missing.
-    if (read && read->paths.prompt_data && !fs::exists(*read->paths.prompt_data))
+    std::error_code ignored;
+    if (read && read->paths.prompt_data && !fs::exists(*read->paths.prompt_data, ignored))
       add_defects("files", InputError(read->paths.prompt_data->string(), "no such file"), read,
                   checks);
   }

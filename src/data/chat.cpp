@@ -77,8 +77,8 @@ std::map<std::string, std::string> templates_of(const std::filesystem::path& mod
   std::map<std::string, std::string> found;
   const auto config = model_dir / "tokenizer_config.json",
              jinja = model_dir / "chat_template.jinja";
-  if (std::filesystem::exists(jinja)) found[jinja.string()] = read_file(jinja);
-  if (!std::filesystem::exists(config)) return found;
+  if (is_there(jinja)) found[jinja.string()] = read_file(jinja);
+  if (!is_there(config)) return found;
   const Json json = parse_json(read_file(config), config.string());
   const auto it = json.is_object() ? json.find("chat_template") : json.end();
   if (it != json.end() && !it->is_null())

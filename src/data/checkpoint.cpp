@@ -136,12 +136,7 @@ struct Checkpoint::Impl {
 std::map<std::string, std::string> Checkpoint::Impl::read_index() {
   const fs::path path = dir / kIndexFile;
   const std::string file = path.string();
-  // A link that leads nowhere is there; opening it says what is wrong with it.
-  const auto there = [](const fs::path& p) {
-    std::error_code ignored;
-    return fs::exists(fs::symlink_status(p, ignored));
-  };
-  const bool single = there(dir / kSingleFile), sharded = there(path);
+  const bool single = is_there(dir / kSingleFile), sharded = is_there(path);
   if (single && sharded) {
     throw InputError(dir.string(), std::string("has both ") + kSingleFile + " and " + kIndexFile,
                      "remove the one that is not meant");

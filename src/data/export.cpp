@@ -72,8 +72,7 @@ CompanionFiles companions(const ExportOptions& options) {
   CompanionFiles files = options.files;
   for (const char* name : kCompanions) {
     const fs::path source = options.source_dir / name;
-    if (!options.source_dir.empty() && !files.contains(name) &&
-        fs::exists(fs::symlink_status(source)))  // a link that leads nowhere is no missing file
+    if (!options.source_dir.empty() && !files.contains(name) && is_there(source))
       files.emplace(name, read_file(source));
   }
   const auto config = files.find("config.json");
@@ -148,8 +147,7 @@ std::string index_text(const std::vector<Shard>& shards) {
 }  // namespace
 
 void check_new_path(const fs::path& out) {
-  if (fs::exists(fs::symlink_status(out)))
-    throw InputError(out.string(), "exists already", "name a new one");
+  if (is_there(out)) throw InputError(out.string(), "exists already", "name a new one");
   const fs::path parent = fs::absolute(out).parent_path();
   if (!fs::is_directory(parent))
     throw InputError(parent.string(), "no such folder",

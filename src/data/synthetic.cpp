@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "rlk/base/error.h"
+#include "rlk/base/file.h"
 #include "rlk/base/json.h"
 #include "rlk/base/philox.h"
 #include "rlk/base/text.h"
@@ -77,7 +78,7 @@ CompanionFiles synthetic_files(const ModelConfig& config) {
 void write_synthetic_checkpoint(const ModelConfig& config, uint64_t seed,
                                 const std::filesystem::path& tokenizer_dir,
                                 const std::filesystem::path& out_dir) {
-  if (!tokenizer_dir.empty() && !std::filesystem::exists(tokenizer_dir / "tokenizer.json"))
+  if (!tokenizer_dir.empty() && !is_there(tokenizer_dir / "tokenizer.json"))
     throw InputError(tokenizer_dir.string(), "has no tokenizer.json", "must be a model folder");
   std::vector<bf16> buffer;
   export_checkpoint(config, {out_dir, tokenizer_dir, synthetic_files(config)},

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "option_values.h"
+#include "rlk/base/file.h"
 #include "rlk/base/sha256.h"
 #include "rlk/base/text.h"
 
@@ -305,10 +306,10 @@ void Maker::paths() {
 void Maker::model() {
   const Profile& from = *in_.profile;
   if (!plan_.synthetic && plan_.model_root.empty()) return;
-  // A plan alone can be made where the model is not.
-  const bool absent =
-      !in_.starting && !from.shape.empty() && !fs::exists(plan_.model_root / "config.json");
   try {
+    // A plan alone can be made where the model is not.
+    const bool absent =
+        !in_.starting && !from.shape.empty() && !is_there(plan_.model_root / "config.json");
     plan_.model = plan_.synthetic || absent
                       ? model_of_shape(from.shape, from.file.string() + ": model.shape")
                       : read_model_config(plan_.model_root);

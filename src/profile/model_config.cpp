@@ -192,8 +192,7 @@ ModelConfig read_model_config(const std::filesystem::path& model_dir) {
   bool stops = read_stop_set(json, c.vocab, c.eos);
   read_pad(json, c, c.pad);
 
-  std::error_code ignored;  // a link that leads nowhere is there, and an error of its reading
-  if (std::filesystem::exists(std::filesystem::symlink_status(generation, ignored))) {
+  if (is_there(generation)) {
     try {
       const Json other = parse_json(read_file(generation), generation.string());
       JsonReader overrides(other, generation.string(), "", defects);

@@ -80,6 +80,16 @@ TEST(File, UnreadableInputsAreInputErrors) {
   EXPECT_THROW(read_file(pipe), InputError);  // and does not hang
 }
 
+TEST(File, ALinkToNowhereIsThereAndWhatTheSystemDoesNotSayIsAnInputError) {
+  TempDir dir;
+  fs::create_symlink("nowhere", dir.path() / "link");
+  EXPECT_TRUE(is_there(dir.path() / "link"));
+  EXPECT_TRUE(is_there(dir.path()));
+  EXPECT_FALSE(is_there(dir.path() / "missing"));
+  EXPECT_FALSE(is_there(dir.path() / "missing/file"));
+  EXPECT_THROW(is_there(dir.path() / std::string(300, 'x')), InputError);
+}
+
 TEST(Sha256, KnownAnswers) {
   EXPECT_EQ(hex(sha256("", 0)), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
   EXPECT_EQ(hex(sha256("abc", 3)),

@@ -11,6 +11,10 @@ namespace rlk {
 // Contents of a user's input file; InputError names the path and the system's reason.
 std::string read_file(const std::filesystem::path& path);
 
+// Whether something has this name, a link that leads nowhere included. InputError where the system
+// does not say.
+bool is_there(const std::filesystem::path& path);
+
 // Temporary beside the target, write, fsync, rename, fsync of the folder. Throws Error and removes
 // the temporary on failure.
 void write_file_atomic(const std::filesystem::path& path, std::string_view contents);
