@@ -12,12 +12,13 @@ namespace rlk {
 namespace {
 
 constexpr int64_t kMaxThreads = 1024, kMaxTopK = 1 << 24;
-constexpr double kMaxTemperature = 1000;
+constexpr double kMinTemperature = 1e-6, kMaxTemperature = 1000;  // as of runs
+constexpr double kMinTopP = 1e-30;                                // still above 0 as fp32
 
-float number_option(const std::string& name, const std::string& text, double min, double max,
-                    const std::string& range, std::vector<Diagnostic>& defects) {
+float checked(const std::string& name, const std::string& text, bool (*allowed)(double),
+              const std::string& range, std::vector<Diagnostic>& defects) {
   const auto value = parse_number(text);
-  if (value && *value >= min && *value <= max) return static_cast<float>(*value);
+  if (value && allowed(*value)) return static_cast<float>(*value);
   defects.push_back({name + " " + printable(text), "must be " + range, ""});
   return 1;
 }
@@ -101,9 +102,13 @@ LocalModel ModelOptions::model(std::vector<Diagnostic>& defects) const {
 
 SamplingParams ModelOptions::sampling(std::vector<Diagnostic>& defects) const {
   SamplingParams s;
-  s.temperature = number_option("--temperature", temperature_, 0, kMaxTemperature,
-                                "a number from 0 to 1000", defects);
-  s.top_p = number_option("--top-p", top_p_, 1e-30, 1, "a number above 0 and at most 1", defects);
+  s.temperature = checked(
+      "--temperature", temperature_,
+      [](double t) { return t == 0 || (t >= kMinTemperature && t <= kMaxTemperature); },
+      "0 (greedy) or a number from 1e-6 to 1000", defects);
+  s.top_p = checked(
+      "--top-p", top_p_, [](double p) { return p >= kMinTopP && p <= 1; },
+      "a number above 0 and at most 1", defects);
   s.top_k = static_cast<int32_t>(integer_option("--top-k", top_k_, -1, kMaxTopK, defects));
   if (s.top_k == 0) defects.push_back({"--top-k 0", "must be -1 (all) or at least 1", ""});
   return s;

@@ -79,8 +79,9 @@ class Maker {
 
 void Maker::sampling() {
   Options& o = plan_.options;
-  o.temperature = static_cast<float>(values_.number("temperature", 0, kMaxTemperature, 1.0));
-  if (o.temperature > 0 && o.temperature < static_cast<float>(kMinTemperature))
+  const double temperature = values_.number("temperature", 0, kMaxTemperature, 1.0);
+  o.temperature = static_cast<float>(temperature);
+  if (temperature > 0 && temperature < kMinTemperature)
     values_.fail("temperature", "must be 0 (greedy) or from " + format_number(kMinTemperature) +
                                     " to " + format_number(kMaxTemperature));
   o.top_p = static_cast<float>(values_.number("top-p", 0, 1, 1.0, true));

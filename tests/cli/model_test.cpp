@@ -343,6 +343,8 @@ TEST_F(Model, BadInputIsNamedWithItsPlace) {
                   "--threads x"});
   expect_refused({"generate", "--prompt", "x", "--top-k", "99999"},
                  {"--top-k 99999: must be -1 or from 1 to the vocabulary's"});
+  for (const std::string cold : {"9e-7", "1e-38", "1e-50"})  // 1 / temperature is not finite below
+    expect_refused({"score", "--temperature", cold}, {"--temperature " + cold + ": must be 0 (gr"});
   expect_refused({"generate"}, {"give one of --prompt and --prompts"});
   expect_refused({"generate", "--prompt", "x", "--prompts", "y"}, {"two sources"});
   expect_refused({"generate", "--prompt", "x", "--no-thinking"},

@@ -128,6 +128,7 @@ TEST(Options, LimitsFromBothSides) {
       {"top-p", "1", "0", "--top-p 0: must be a finite number above 0, at most 1"},
       {"top-p", "0.01", "1.0001", "--top-p 1.0001: must be"},
       {"temperature", "1e-06", "1e-7", "--temperature 1e-7: must be 0 (greedy) or from 1e-06 to"},
+      {"temperature", "1e-06", "1e-50", "--temperature 1e-50: must be 0 (greedy) or from 1e-06 to"},
       {"top-p", "1e-30", "1e-60", "--top-p 1e-60: is 0 as a 32-bit number"},
       {"top-k", "-1", "0", "--top-k 0: must be -1 (all) or at least 1"},
       {"top-k", "419", "420", "--top-k 420: must be -1 or from 1 to the vocabulary's 419"},
