@@ -111,12 +111,13 @@ int32_t id_at(const Json& value, const std::string& where) {
   return static_cast<int32_t>(value.get<uint64_t>());
 }
 
+// As post-processor and decoder its switches change no token and no text; the pre-tokenizer's are
+// looked at there.
 void check_byte_level(const Json& json, const std::string& where) {
   Section section(json, where);
   section.type("ByteLevel");
-  section.only("use_regex", {false});
-  section.only("add_prefix_space", {false, true});  // means something to the pre-tokenizer alone
-  section.only("trim_offsets", {false, true});      // offsets are not ours
+  for (const char* key : {"use_regex", "add_prefix_space", "trim_offsets"})
+    section.only(key, {false, true});
   section.no_other_keys();
 }
 
@@ -199,7 +200,10 @@ void Tokenizer::Impl::read_pre_tokenizer(const Json& json, const std::string& wh
   regex.no_other_keys();
   split.no_other_keys();
   check_byte_level(parts[1], where + "[1]");
-  Section(parts[1], where + "[1]").only("add_prefix_space", {false});
+  Section byte_level(parts[1], where + "[1]");
+  byte_level.only("add_prefix_space", {false});
+  byte_level.need("use_regex");  // true where it is absent
+  byte_level.only("use_regex", {false});
 }
 
 void Tokenizer::Impl::read_model(const Json& json, const std::string& where) {

@@ -171,6 +171,19 @@ TEST(Tokenizer, RefusesByNameWhatItDoesNotSupport) {
   EXPECT_NE(error_of([] { Tokenizer(std::filesystem::path("/nonexistent")); }), "accepted");
 }
 
+// transformers 5 writes them into what it saves.
+TEST(Tokenizer, SwitchesOfTheDecoderMeanNothingThoseOfThePreTokenizerDo) {
+  Json json = tiny_json();
+  for (const char* key : {"use_regex", "add_prefix_space", "trim_offsets"})
+    json["decoder"][key] = json["post_processor"][key] = true;
+  const Tokenizer saved(json.dump(), "t.json");
+  const std::string text = "I'll buy 3 apples";
+  EXPECT_EQ(saved.encode(text), tiny().encode(text));
+  EXPECT_EQ(saved.decode(saved.encode(text)), text);
+  json["pre_tokenizer"]["pretokenizers"][1].erase("use_regex");
+  EXPECT_EQ(error_of_json(json), "t.json: pre_tokenizer[1].use_regex: is missing");
+}
+
 TEST(Tokenizer, RefusesPatternsThatTheLibrariesReadDifferently) {
   for (const char* pattern :
        {"(",       "",       "a*",          "\\w+", "\\d",     "\\h",   "\\K",       "\\1",
