@@ -1,17 +1,20 @@
 // Attention forward for segments of one query: decode.
 //
 // A work item is one split (1024 keys; native mode: what fills the device) of one (segment, KV
-// head). A persistent CTA holds one or two
-// independent machines: a consumer warpgroup, a producer warp with its ring of K/V tiles, and a
-// publisher warp. Sequences of several splits leave (O, m, l) in the workspace, and whoever
-// finishes a sequence's last split merges all of them in ascending order.
+// head). A persistent CTA holds one or two independent machines: a consumer warpgroup, a producer
+// warp with its ring of K/V tiles, and a publisher warp. Sequences of several splits leave
+// (O, m, l) in the workspace, and whoever finishes a sequence's last split merges all of them in
+// ascending order.
 //
 // The group's query heads (1 to 8) are the N of the matrix instruction, keys and columns of Dh its
 // M: S^T = K Q^T, O^T = V^T P^T. The chains are prefill's, and swapping the operands of a chain
 // changes no bit; so decode wastes no tensor work on rows that do not exist, all four warps share a
 // tile's softmax, and Q K of the next tile runs under it. Decode then only has to keep the memory
 // busy: one machine an SM with a deep ring when there are few items, two when there are many, so
-// that one's item ends hide behind the other's loads.
+// that one's item ends hide behind the other's loads. A few items alone are bound by what their SMs
+// can fetch: then two CTAs share each (decode_work.cuh).
+
+#include <algorithm>
 
 #include "kernels/attention/decode_work.cuh"
 #include "kernels/attention/launchers.h"
@@ -31,46 +34,55 @@ __device__ int arrivals[kMaxArrivals];
 
 // ---- Producer warp: K and V tiles in the order of use, K a tile ahead ------------------------
 
-template <int Dh, int kMachines, int kShards>
+template <int Dh, int kMachines, int kShards, bool kShared>
 __device__ void produce(const Smem<Dh, kMachines>& smem, const KvMaps<kShards>& kv,
-                        const DecodeArgs& a, int first, int step) {
+                        const DecodeArgs& a, int part, int first, int step) {
   Ring<Smem<Dh, kMachines>::kStages> ring;
   if (!a.past_ready) grid_dependency_wait();
   for_items(a, first, step, [&](const Item& item) {
     PageWindow pages;
     pages.start(a.pages, item.s.seq, item.context);
     const int newest = item.s.position / kTile;
-    const auto load = [&](const CUtensorMap* maps, int j) {
+    const auto load = [&]<bool kIsK>(const CUtensorMap* maps, int j) {
       const int tile = ((item.split << a.split_shift) >> kTileShift) + j;
       if (tile == newest) grid_dependency_wait();  // its last key comes from the kernel ahead
       mbar_wait(smem.empty(ring.stage), ring.phase ^ 1);
-      load_tile<Dh, true>(smem.tile(ring.stage), maps, smem.full(ring.stage), pages, tile,
-                          item.head, a.pages.shift);
+      const uint32_t to = smem.tile(ring.stage), bar = smem.full(ring.stage);
+      if constexpr (!kShared)
+        load_tile<Dh, true>(to, maps, bar, pages, tile, item.head, a.pages.shift);
+      else if constexpr (kIsK)
+        load_panels<1, true>(to + part * kPanelBytes, maps, bar, kParts * kPanelBytes, pages, tile,
+                             item.head, a.pages.shift, part, kPartCtas);
+      else
+        load_panels<1, true>(to, maps, bar, kPanelBytes, pages, tile, item.head, a.pages.shift,
+                             part, 0);
       ring.advance();
     };
-    load(kv.k, 0);
+    const auto load_k = [&](int j) { load.template operator()<true>(kv.k, j); };
+    const auto load_v = [&](int j) { load.template operator()<false>(kv.v, j); };
+    load_k(0);
     for (int j = 1; j < item.tiles; ++j) {
-      load(kv.k, j);
-      load(kv.v, j - 1);
+      load_k(j);
+      load_v(j - 1);
     }
-    load(kv.v, item.tiles - 1);
+    load_v(item.tiles - 1);
   });
 }
 
 // ---- Publisher warp: queries ahead of the consumers, arrival counts behind them --------------
 
-// One more split of a (segment, KV head) is in the workspace; true for the last. Release: what the
-// consumers wrote before the barrier; acquire: what the others published.
-__device__ inline bool arrive(int index, int splits) {
+// One more split of a (segment, KV head), or part of it, is in the workspace; true for the last.
+// Release: what the consumers wrote before the barrier; acquire: what the others published.
+__device__ inline bool arrive(int index, int expected) {
   int before;
   asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], 1;"
                : "=r"(before)
                : "l"(&arrivals[index])
                : "memory");
-  return before == splits - 1;
+  return before == expected - 1;
 }
 
-template <int Dh, int kMachines>
+template <int Dh, int kMachines, bool kShared>
 __device__ void publish(const Smem<Dh, kMachines>& smem, const CUtensorMap& q_map,
                         const DecodeArgs& a, int v, int first, int step) {
   using L = Smem<Dh, kMachines>;
@@ -83,9 +95,11 @@ __device__ void publish(const Smem<Dh, kMachines>& smem, const CUtensorMap& q_ma
   const auto count = [&](const Item& item) {
     if (item.splits == 1) return;
     bar_sync(bar.written, kHandOver);
-    if (lane == 0)
+    if (lane == 0) {
+      const int all = item.splits * (kShared ? kParts : 1);
       st_shared(smem.last_flag(published & 1),
-                static_cast<uint32_t>(arrive(item.segment * a.KH + item.head, item.splits)));
+                static_cast<uint32_t>(arrive(item.segment * a.KH + item.head, all)));
+    }
     ++published;
     __syncwarp();
     bar_arrive(bar.counted, kHandOver);
@@ -112,21 +126,23 @@ __device__ void publish(const Smem<Dh, kMachines>& smem, const CUtensorMap& q_ma
 // Thread (warp w, lane l) holds of S^T, for t, half, e in {0, 1}: key 64t + 16w + 8*half + l/4,
 // head 2(l % 4) + e; of O^T the same with columns of Dh for keys. Heads past the group hold
 // anything: a column of a product depends on its own column of B alone.
-template <int Dh, int kMachines>
+template <int Dh, int kMachines, bool kShared>
 struct Consumer {
   using L = Smem<Dh, kMachines>;
+  static constexpr int kPanels = Dh / 64 / (kShared ? kParts : 1);  // of 64 columns of O
   const L& smem;
   const DecodeArgs& a;
+  const int part;
   const int warp, lane;  // in the warpgroup
   const Barriers bar;
   Ring<L::kStages> ring;
   int k_stage, v_stage, items = 0, merged = 0;
-  float s[2][4], o[Dh / 64][4];
+  float s[2][4], o[kPanels][4];
   float m[2], l;   // l: of class 4*warp + lane/8 and head lane%8, warps 0 and 1
   Item pending{};  // its arrival is being counted; no splits: none is
 
-  __device__ Consumer(const L& smem_, const DecodeArgs& a_, int v)
-      : smem(smem_), a(a_), warp(warp_id() % 4), lane(lane_id()), bar(v) {}
+  __device__ Consumer(const L& smem_, const DecodeArgs& a_, int part_, int v)
+      : smem(smem_), a(a_), part(part_), warp(warp_id() % 4), lane(lane_id()), bar(v) {}
 
   __device__ void sync() { bar_sync(bar.consumers, 128); }
   __device__ int next_stage() {
@@ -135,8 +151,13 @@ struct Consumer {
     ring.advance();
     return stage;
   }
+  // A stage of a shared item is filled for both CTAs, so both must have left it.
   __device__ void release(int stage) {
-    if (lane == 0) mbar_arrive(smem.empty(stage));
+    if constexpr (kShared) {
+      if (lane < kParts) mbar_arrive_cluster(cluster_map(smem.empty(stage), lane * kPartStep));
+    } else {
+      if (lane == 0) mbar_arrive(smem.empty(stage));
+    }
   }
 
   // S^T = K Q^T of the next tile.
@@ -160,8 +181,8 @@ struct Consumer {
     const uint64_t p = k_major_descriptor(smem.p_buffer(p_buffer));
     wgmma_fence();
 #pragma unroll
-    for (int panel = 0; panel < Dh / 64; ++panel) {
-      const uint64_t v = mn_major_descriptor(smem.tile(v_stage) + panel * (kTile * kRowBytes));
+    for (int panel = 0; panel < kPanels; ++panel) {
+      const uint64_t v = mn_major_descriptor(smem.tile(v_stage) + panel * kPanelBytes);
 #pragma unroll
       for (int i = 0; i < kTile / 16; ++i)
         wgmma_ss<8, true>(o[panel], v + i * (kMnStep / 16),
@@ -251,14 +272,15 @@ struct Consumer {
     if constexpr (!kFirst) {
       release(v_stage);
 #pragma unroll
-      for (int panel = 0; panel < Dh / 64; ++panel) {
+      for (int panel = 0; panel < kPanels; ++panel) {
         wgmma_keep(o[panel]);
 #pragma unroll
         for (int i = 0; i < 4; ++i) o[panel][i] = __fmul_rn(o[panel][i], f[i & 1]);
       }
     }
     v_stage = next_stage();
-    if (kLast && live < kTile) zero_keys<Dh>(smem.tile(v_stage), live, warp * 32 + lane, 128);
+    if (kLast && live < kTile)
+      zero_keys<kPanels * 64>(smem.tile(v_stage), live, warp * 32 + lane, 128);
     fence_async_proxy();
     sync();
     start_pv(j & 1, !kFirst);
@@ -286,7 +308,7 @@ struct Consumer {
     ++items;
     wgmma_wait<0>();
 #pragma unroll
-    for (int panel = 0; panel < Dh / 64; ++panel) wgmma_keep(o[panel]);
+    for (int panel = 0; panel < kPanels; ++panel) wgmma_keep(o[panel]);
     release(v_stage);
     float total[2];
     join_row_sums(total);
@@ -320,16 +342,17 @@ struct Consumer {
       const int head = 2 * (lane & 3) + e;
       if (head >= a.group) continue;
 #pragma unroll
-      for (int panel = 0; panel < Dh / 64; ++panel)
+      for (int panel = 0; panel < kPanels; ++panel)
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-          f(e, head, 64 * panel + 16 * warp + 8 * half + lane / 4, o[panel][2 * half + e]);
+          f(e, head, 64 * (part * kPanels + panel) + 16 * warp + 8 * half + lane / 4,
+            o[panel][2 * half + e]);
     }
   }
-  // (head of the group, e) once for each head.
+  // (head of the group, e) once for each head of the item.
   template <class F>
   __device__ void for_heads(F f) {
-    if (warp != 0 || lane >= 4) return;
+    if (part != 0 || warp != 0 || lane >= 4) return;
 #pragma unroll
     for (int e = 0; e < 2; ++e)
       if (2 * lane + e < a.group) f(e, 2 * lane + e);
@@ -415,7 +438,7 @@ struct Consumer {
 };
 
 // Warps: 4 consumers a machine, then a warpgroup of producers (0, 1) and publishers (2, 3).
-template <int Dh, int kMachines, int kShards>
+template <int Dh, int kMachines, int kShards, bool kShared>
 __global__ void __launch_bounds__(128 * (kMachines + 1), 1)
     decode_kernel(const __grid_constant__ CUtensorMap q_map,
                   const __grid_constant__ KvMaps<kShards> kv,
@@ -427,10 +450,11 @@ __global__ void __launch_bounds__(128 * (kMachines + 1), 1)
   const int v = loads ? role & 1 : group;
   const L smem((smem_address(raw) + 1023) & ~1023u, v);
   const bool idle = v >= kMachines;
+  const int rank = kShared ? static_cast<int>(cluster_rank()) : 0, part = rank / kPartStep;
   if (loads && role < 2 && !idle && lane_id() == 0) {
     for (int s = 0; s < L::kStages; ++s) {
       mbar_init(smem.full(s), 1);
-      mbar_init(smem.empty(s), 4);
+      mbar_init(smem.empty(s), kShared ? 4 * kParts : 4);
     }
     for (int i = 0; i < L::kQBuffers; ++i) {
       mbar_init(smem.q_full(i), 1);
@@ -439,43 +463,64 @@ __global__ void __launch_bounds__(128 * (kMachines + 1), 1)
     mbar_init_fence();
   }
   __syncthreads();
+  if constexpr (kShared) {
+    cluster_arrive();
+    cluster_wait();
+  }
   grid_launch_dependents();
-  const int first = v * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
-  const int step = kMachines * static_cast<int>(gridDim.x);
-  if (loads) {
-    if (idle) return;
-    if (role < 2)
-      produce(smem, kv, args, first, step);
-    else
-      publish(smem, q_map, args, v, first, step);
+  constexpr int kCluster = kShared ? kSharedCluster : 1;
+  const int clusters = static_cast<int>(gridDim.x) / kCluster;
+  const int first = v * clusters + static_cast<int>(blockIdx.x) / kCluster;
+  const int step = kMachines * clusters;
+  if (rank % kPartStep != 0) {
+    grid_dependency_wait();
+  } else if (loads) {
+    if (!idle && role < 2)
+      produce<Dh, kMachines, kShards, kShared>(smem, kv, args, part, first, step);
+    else if (!idle)
+      publish<Dh, kMachines, kShared>(smem, q_map, args, v, first, step);
   } else {
     grid_dependency_wait();
-    Consumer<Dh, kMachines> consumer(smem, args, v);
+    Consumer<Dh, kMachines, kShared> consumer(smem, args, part, v);
     for_items(args, first, step, [&](const Item& item) { consumer.run_item(item); });
     consumer.settle();
   }
+  if constexpr (kShared) {  // neither leaves while the other may still write or signal here
+    __syncwarp();
+    cluster_arrive();
+    cluster_wait();
+  }
 }
 
-template <int Dh, int kMachines, int kShards>
+template <int Dh, int kMachines, int kShards, bool kShared>
 void launch_decode(Stream stream, const AttentionArgs& a, const DecodeArgs& args) {
   const auto kv = kv_maps<kShards>("attention", a.cache, a.KH, Dh);
   const CUtensorMap q_map =
       tensor_map("attention", a.q, TmaType::bf16, {{Dh, 1, 64}, {a.T * a.H, Dh, args.group}});
   const int64_t items = int64_t{a.n_segments} * args.splits * a.KH;
-  const Launch l{.grid = dim3(static_cast<unsigned>(std::min<int64_t>(items, sm_count()))),
+  constexpr int kCluster = kShared ? kSharedCluster : 1;
+  const int64_t clusters = std::min<int64_t>(items, sm_count() / kCluster);
+  const Launch l{.grid = dim3(static_cast<unsigned>(clusters * kCluster)),
                  .block = dim3(128 * (kMachines + 1)),
                  .shared_bytes = Smem<Dh, kMachines>::kBytes,
+                 .cluster = kCluster,
                  .dependent = true,
                  .stream = stream_of(stream)};
-  launch("attention", l, decode_kernel<Dh, kMachines, kShards>, q_map, kv, args);
+  launch("attention", l, decode_kernel<Dh, kMachines, kShards, kShared>, q_map, kv, args);
 }
 
 template <int Dh, int kShards>
 void launch_decode(Stream stream, const AttentionArgs& a, const DecodeArgs& args) {
-  const int64_t items =
-      int64_t{a.n_segments} * args.splits * a.KH;  // no more items than SMs: one deep ring each
-  items <= sm_count() ? launch_decode<Dh, 1, kShards>(stream, a, args)
-                      : launch_decode<Dh, 2, kShards>(stream, a, args);
+  const int64_t rows = int64_t{a.n_segments} * a.KH, items = rows * args.splits;
+  if constexpr (Dh == 64 * kParts) {
+    // Contexts are taken to reach half of their bound, as they do where bounds are powers of two.
+    const int64_t likely = rows * std::max(1, args.splits / 2);
+    if (2 * kSharedCluster * likely <= sm_count())
+      return launch_decode<Dh, 1, kShards, true>(stream, a, args);
+  }
+  items <= sm_count()  // no more items than SMs: one deep ring each
+      ? launch_decode<Dh, 1, kShards, false>(stream, a, args)
+      : launch_decode<Dh, 2, kShards, false>(stream, a, args);
 }
 
 int splits_of(const AttentionArgs& a, int shift) {

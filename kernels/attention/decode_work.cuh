@@ -61,8 +61,15 @@ struct Barriers {
   int consumers, written, counted;  // consumers; consumers -> publisher; publisher -> consumers
   __device__ explicit Barriers(int v) : consumers(1 + v), written(3 + v), counted(5 + v) {}
 };
-inline constexpr int kHandOver =
-    160;  // threads of `written` and `counted`: consumers and publisher
+// Threads of `written` and `counted`: consumers and publisher.
+inline constexpr int kHandOver = 160;
+
+// A shared item: both CTAs compute all of S, each its 64 columns of O. Each fetches half of the
+// columns of K for both, and its own half of V. The SMs of a TPC fetch no more together than one
+// alone, so the two are the first and third of a cluster of four. The others only keep their SMs,
+// from where the next GEMM's weights would share what the TPC fetches.
+inline constexpr int kParts = 2, kSharedCluster = 4, kPartStep = 2;
+inline constexpr uint16_t kPartCtas = 0b101;
 
 // Items run over (split, segment, KV head), heads fastest, up to the last split that any segment
 // has: the bound that a graph was captured with costs nothing where contexts are shorter. Items of

@@ -90,26 +90,37 @@ class PageWindow {
   int last_, per_tile_, base_, entry_;
 };
 
-// One tile of 128 keys of one head: panels of 64 columns, kTile rows of 128 bytes each. All lanes
-// of one warp. kOnce: nobody reads these keys again soon (decode), so they should not push anything
-// else out of the L2.
-template <int Dh, bool kOnce>
-__device__ inline void load_tile(uint32_t to, const CUtensorMap* maps, uint32_t bar,
-                                 PageWindow& window, int j, int head, int page_shift) {
-  constexpr int kPanels = Dh / 64;
+// Panels of a tile of 128 keys of one head, kPanels of 64 columns from `first` on: kTile rows of
+// 128 bytes each. All lanes of one warp. `bytes`: what the barrier expects, these panels and
+// whatever others load to it. kOnce: nobody reads these keys again soon (decode), so they should
+// not push anything else out of the L2. `ctas`: into the same place of these CTAs of the cluster;
+// 0: here.
+template <int kPanels, bool kOnce>
+__device__ inline void load_panels(uint32_t to, const CUtensorMap* maps, uint32_t bar, int bytes,
+                                   PageWindow& window, int j, int head, int page_shift, int first,
+                                   uint16_t ctas) {
   const int lane = lane_id(), panel = lane % kPanels, box = lane / kPanels;
   const uint32_t entry = window.page(j, box);
-  if (lane == 0) mbar_arrive_expect(bar, kTile * Dh * 2);
+  if (lane == 0) mbar_arrive_expect(bar, bytes);
   __syncwarp();
   if (box < window.per_tile()) {
-    const TmaCoord at{panel * 64, 0, head, static_cast<int>(entry & ((1u << kPageBits) - 1))};
+    const TmaCoord at{(first + panel) * 64, 0, head,
+                      static_cast<int>(entry & ((1u << kPageBits) - 1))};
     const CUtensorMap* map = maps + (entry >> kPageBits);
-    to += panel * (kTile * kRowBytes) + (box << page_shift) * kRowBytes;
-    if constexpr (kOnce)
+    to += panel * kPanelBytes + (box << page_shift) * kRowBytes;
+    if (ctas != 0)
+      tma_load_4d_multicast(to, map, bar, at, ctas, l2_evict_first());
+    else if constexpr (kOnce)
       tma_load_4d(to, map, bar, at, l2_evict_first());
     else
       tma_load_4d(to, map, bar, at);
   }
+}
+
+template <int Dh, bool kOnce>
+__device__ inline void load_tile(uint32_t to, const CUtensorMap* maps, uint32_t bar,
+                                 PageWindow& window, int j, int head, int page_shift) {
+  load_panels<Dh / 64, kOnce>(to, maps, bar, kTile * Dh * 2, window, j, head, page_shift, 0, 0);
 }
 
 // Keys of the tile from `live` on become zero, all threads 0..n-1 taking part: their probability is
@@ -120,7 +131,7 @@ __device__ inline void zero_keys(uint32_t tile, int live, int thread, int thread
   for (int i = live * kChunks + thread; i < kTile * kChunks; i += threads)
 #pragma unroll
     for (int panel = 0; panel < Dh / 64; ++panel)
-      st_shared(tile + panel * (kTile * kRowBytes) + i * 16, make_uint4(0, 0, 0, 0));
+      st_shared(tile + panel * kPanelBytes + i * 16, make_uint4(0, 0, 0, 0));
   fence_async_proxy();
 }
 

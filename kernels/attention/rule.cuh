@@ -31,6 +31,7 @@ static_assert(kTile == 1 << kTileShift && kTile * kSplitTiles == 1 << kSplitShif
 inline constexpr int kSplit = kTile * kSplitTiles;
 inline constexpr float kThreshold = 8.0f;  // exp2 units a tile's maximum may exceed m by
 inline constexpr int kRowBytes = 128;      // of a shared-memory tile: 64 bf16, the swizzle's width
+inline constexpr int kPanelBytes = kTile * kRowBytes;  // 64 columns of a tile
 
 // The stages of a shared-memory ring, as producer and consumer each walk it.
 template <int kStages>

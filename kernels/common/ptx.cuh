@@ -275,6 +275,14 @@ __device__ inline void tma_load_4d_multicast(uint32_t to, const CUtensorMap* map
       "l"(map), "r"(bar), "r"(c.x), "r"(c.y), "r"(c.z), "r"(c.w), "h"(ctas)
       : "memory");
 }
+__device__ inline void tma_load_4d_multicast(uint32_t to, const CUtensorMap* map, uint32_t bar,
+                                             TmaCoord c, uint16_t ctas, uint64_t l2_policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster.L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7, %8;" ::"r"(to),
+      "l"(map), "r"(bar), "r"(c.x), "r"(c.y), "r"(c.z), "r"(c.w), "h"(ctas), "l"(l2_policy)
+      : "memory");
+}
 __device__ inline void tma_store_2d(const CUtensorMap* map, uint32_t from, int x, int y) {
   asm volatile(
       "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),

@@ -594,6 +594,15 @@ TEST_F(AttentionCuda, SmallCasesRunAlike) {
     check(h.text(), run_backward(ops(), p, in, whole(p)),
           run_backward(ops(), p, in, cut(p, 3, 90)));
   }
+  // More items than decode shares between CTAs.
+  const Problem many({4, 1, 128}, std::vector<int>(20, 3));
+  const Cache cache_of_many(ops(), many, {"pages"});
+  const Forward all = run_forward(ops(), many, cache_of_many.get(), whole(many));
+  std::vector<AttentionSegment> last;
+  for (int s = 0; s < 20; ++s) last.push_back({s, 2, 1, 0});
+  Forward decoded = all;
+  run_forward(ops(), many, cache_of_many.get(), last, decoded);
+  check("many", all, decoded);
   // Several splits, so that partial results are published and merged.
   const Problem p({4, 1, 128}, {1030});
   const Cache cache(ops(), p, {"pages"});
