@@ -67,8 +67,9 @@ void launch(const char* op, const Launch& l, void (*kernel)(Parameters...),
 }
 
 // A small kernel that begins with grid_launch_dependents(); grid_dependency_wait(): its launch, and
-// what the kernel behind it may do early, hide behind the kernel ahead. Nothing is read or written
-// before the wait, so the stream's order holds as without it.
+// what the kernel behind it may do early, hide behind the kernel ahead. Nothing is written before
+// the wait, and nothing read but what the op's `ready` promises, so the stream's order holds as
+// without it.
 template <class... Parameters, class... Arguments>
 void launch_dependent(const char* op, Stream stream, dim3 grid, unsigned block,
                       void (*kernel)(Parameters...), const Arguments&... arguments) {

@@ -1,12 +1,14 @@
 // qk_norm_rope and its backward, kv_write.
 //
-// A head's row is held by Dh/8 lanes ("a group"): lane j has elements 4j..4j+3 of the lower half
-// and the same of the upper half, the pairs that RoPE rotates. Sums over a head: a chain over the
-// lane's lower, then upper elements; then the butterfly over the group. Forward: a warp takes a few
-// heads of one token and one part (q, k or v), all of them in flight at once: it is bound by its
-// instructions before it is by memory, so nothing of a place is computed head by head. Backward:
-// a block takes 16 rows counted from the leaf's start and one virtual slice; weight gradients are a
-// chain over each group's (row, head) items in order, groups in order, then blocks of a leaf in
+// A head's row is held by Dh/8 lanes ("a group"): lane j has elements 4j..4j+3
+// of the lower half and the same of the upper half, the pairs that RoPE
+// rotates. Sums over a head: a chain over the lane's lower, then upper
+// elements; then the butterfly over the group. Forward: a warp takes a few
+// heads of one token and one part (q, k or v), all of them in flight at once:
+// it is bound by its instructions before it is by memory, so nothing of a place
+// is computed head by head. Backward: a block takes 16 rows counted from the
+// leaf's start and one virtual slice; weight gradients are a chain over each
+// group's (row, head) items in order, groups in order, then blocks of a leaf in
 // order.
 
 #include "kernels/common/check.h"
@@ -140,19 +142,20 @@ constexpr int kHeadsAtOnce = 4;  // of a group, all in flight before the first i
 template <int Dh>
 constexpr int kWarpHeads = kHeadsAtOnce * 256 / Dh;  // of a warp: 32 lanes are 256/Dh groups
 
-// The warps of a token: chunks of kWarpHeads heads of q, then of k, then of v. The slice of head i,
-// i / hq, is i * q_inverse >> 16.
+// The warps of a token: chunks of kWarpHeads heads of q, then of k, then of v.
+// The slice of head i, i / hq, is i * q_inverse >> 16.
 struct Chunks {
   int q, k, q_inverse, k_inverse;
   __device__ int all() const { return q + 2 * k; }
 };
 
-template <int Dh>
+// kReady: QkNormRopeArgs::ready.
+template <int Dh, bool kReady>
 __global__ void __launch_bounds__(kThreads)
     qk_norm_rope_kernel(QkNormRopeArgs a, KvCache cache, bool to_cache, Chunks chunks) {
   constexpr int kLanes = Dh / 8, kGroups = 32 / kLanes;
   grid_launch_dependents();
-  grid_dependency_wait();
+  if constexpr (!kReady) grid_dependency_wait();
   const unsigned task = blockIdx.x * (kThreads / 32) + threadIdx.x / 32;
   const int64_t t = task / static_cast<unsigned>(chunks.all());
   if (t >= a.T) return;
@@ -167,13 +170,16 @@ __global__ void __launch_bounds__(kThreads)
   const int before = is_q ? 0 : is_v ? a.hq + a.hkv : a.hq;  // heads of a slice before the part
   const int chunks_before = is_q ? 0 : is_v ? chunks.q + chunks.k : chunks.q;
   const int first = (chunk - chunks_before) * kWarpHeads<Dh> + group;
-  const bf16* in = a.qkv + t * (a.slices * local * Dh);
   RawPairs raw[kHeadsAtOnce];
+  const auto load_heads = [&] {
+    const bf16* in = a.qkv + t * (a.slices * local * Dh);
 #pragma unroll
-  for (int b = 0; b < kHeadsAtOnce; ++b) {
-    const int i = min(first + b * kGroups, count - 1);
-    raw[b] = load_raw<Dh>(in + (i + (i * inverse >> 16) * (local - per) + before) * Dh, lane);
-  }
+    for (int b = 0; b < kHeadsAtOnce; ++b) {
+      const int i = min(first + b * kGroups, count - 1);
+      raw[b] = load_raw<Dh>(in + (i + (i * inverse >> 16) * (local - per) + before) * Dh, lane);
+    }
+  };
+  if constexpr (!kReady) load_heads();
   bf16* out = (is_q ? a.q : is_v ? a.v : a.k) + t * (count * Dh);
   int64_t stride = Dh;
   if (to_cache && !is_q) {
@@ -183,9 +189,17 @@ __global__ void __launch_bounds__(kThreads)
     stride = cache.head_stride;
   }
   out += first * stride;
+  Pairs w{};
+  Angles angles{};
   if (!is_v) {
-    const Pairs w = to_pairs(load_raw<Dh>(is_q ? a.q_weight : a.k_weight, lane));
-    const Angles angles = load_angles<Dh>(a.rope, position, lane);
+    w = to_pairs(load_raw<Dh>(is_q ? a.q_weight : a.k_weight, lane));
+    angles = load_angles<Dh>(a.rope, position, lane);
+  }
+  if constexpr (kReady) {
+    grid_dependency_wait();
+    load_heads();
+  }
+  if (!is_v) {
     float rstd[kHeadsAtOnce];
 #pragma unroll
     for (int b = 0; b < kHeadsAtOnce; ++b) rstd[b] = head_squares<Dh>(to_pairs(raw[b]));
@@ -208,7 +222,8 @@ __global__ void __launch_bounds__(kThreads)
     if (first + b * kGroups < count) store_raw<Dh>(out + b * kGroups * stride, lane, raw[b]);
 }
 
-// part [blocks][slices][2][Dh]: weight gradients of q, k over kRows rows and one slice.
+// part [blocks][slices][2][Dh]: weight gradients of q, k over kRows rows and
+// one slice.
 __device__ inline void add_products(Pairs& sum, const Pairs& g, const Pairs& xhat) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -217,9 +232,9 @@ __device__ inline void add_products(Pairs& sum, const Pairs& g, const Pairs& xha
   }
 }
 
-// A block's items: (row, head) pairs, item i of group i % groups. x and g of the next kDepth items
-// of every group are on their way to shared memory; a group's lanes, all of one warp, copy 16 bytes
-// each and read their halves.
+// A block's items: (row, head) pairs, item i of group i % groups. x and g of
+// the next kDepth items of every group are on their way to shared memory; a
+// group's lanes, all of one warp, copy 16 bytes each and read their halves.
 template <int Dh>
 struct Items {
   static constexpr int kLanes = Dh / 8, kGroups = kThreads / kLanes, kDepth = 4;
@@ -292,7 +307,8 @@ __global__ void __launch_bounds__(kThreads, 4)
   typename L::At at = items.first(group), ahead = at;
 #pragma unroll
   for (int n = 0; n < L::kDepth; ++n, items.advance(ahead)) items.start(n, ahead);
-  // Lane r of 16 keeps the position of row r; cos and sin are read an item ahead.
+  // Lane r of 16 keeps the position of row r; cos and sin are read an item
+  // ahead.
   const int32_t positions = a.position[row0 + threadIdx.x % kRows];
   const auto angles_of = [&](int row) {
     const int32_t position = __shfl_sync(0xffffffffu, positions, row % kRows);
@@ -366,7 +382,8 @@ __global__ void __launch_bounds__(kThreads, 4)
   }
 }
 
-// One block a (leaf, slice): blocks of kRows rows in order. Launched while the kernel above ends.
+// One block a (leaf, slice): blocks of kRows rows in order. Launched while the
+// kernel above ends.
 __global__ void __launch_bounds__(kThreads)
     qk_wgrad_leaves_kernel(QkNormRopeBwdArgs a, const float* part) {
   const int leaf = blockIdx.x, slice = blockIdx.y;
@@ -430,7 +447,8 @@ void qk_norm_rope(Stream stream, const QkNormRopeArgs& a) {
     require(warps <= 0x7fffffff, "qk_norm_rope",
             "T = " + std::to_string(a.T) + ", too many rows for a grid");
     launch_dependent("qk_norm_rope", stream, blocks_for(warps, kThreads / 32), kThreads,
-                     qk_norm_rope_kernel<Dh>, a, to_cache ? *a.cache : KvCache{}, to_cache, chunks);
+                     a.ready ? qk_norm_rope_kernel<Dh, true> : qk_norm_rope_kernel<Dh, false>, a,
+                     to_cache ? *a.cache : KvCache{}, to_cache, chunks);
   });
 }
 

@@ -201,7 +201,8 @@ void forward_layer(const Context& ctx, const WeightsView& view, int layer, const
                         .hq = hq,
                         .hkv = hkv,
                         .Dh = Dh,
-                        .eps = m.rms_eps});
+                        .eps = m.rms_eps,
+                        .ready = b.past_ready && ctx.weights_ready});
   trace(ctx, "rope", layer, a.q, m.attn_slice() * 2, range);
   if (publish) publish(a);
 

@@ -443,23 +443,26 @@ TEST_P(Rows, QkNormRopeIntoTheCacheEqualsKvWrite) {
     }
     const Qkv rows = run_qk(ops(), d);
     const int KH = c.slices * c.hkv;
-    SmallCache fused(ops(), 3, KH, c.Dh), separate(ops(), 3, KH, c.Dh);
+    SmallCache separate(ops(), 3, KH, c.Dh);
     const DeviceArray<bf16> qkv(ops(), d.qkv), qw(ops(), d.q_weight), kw(ops(), d.k_weight),
         k(ops(), rows.k), v(ops(), rows.v);
     const DeviceArray<int32_t> position(ops(), d.position), sequence(ops(), seq);
     const DeviceArray<float> rope(ops(), d.rope);
-    DeviceArray<bf16> q(ops(), rows.q.size());
-    ops().qk_norm_rope(
-        nullptr, {qkv.data(), qw.data(), kw.data(), position.data(), rope.data(), q.data(), nullptr,
-                  nullptr, &fused.view, sequence.data(), c.T, c.slices, c.hq, c.hkv, c.Dh, kEps});
     ops().kv_write(nullptr, {k.data(), v.data(), &separate.view, sequence.data(), position.data(),
                              c.T, KH, c.Dh});
-    EXPECT_TRUE(same_bits("q " + c.text(), q.host(), rows.q));
-    const std::vector<bf16> cache = fused.contents();
-    EXPECT_TRUE(same_bits("cache " + c.text(), cache, separate.contents()));
-    size_t written = 0;
-    for (const bf16 x : cache) written += x.bits != 0xffff;
-    EXPECT_EQ(written, static_cast<size_t>(2 * KH * c.Dh * (c.T - c.T / 5)));
+    for (const bool ready : {false, true}) {
+      SmallCache fused(ops(), 3, KH, c.Dh);
+      DeviceArray<bf16> q(ops(), rows.q.size());
+      ops().qk_norm_rope(nullptr, {qkv.data(), qw.data(), kw.data(), position.data(), rope.data(),
+                                   q.data(), nullptr, nullptr, &fused.view, sequence.data(), c.T,
+                                   c.slices, c.hq, c.hkv, c.Dh, kEps, ready});
+      EXPECT_TRUE(same_bits("q " + c.text(), q.host(), rows.q));
+      const std::vector<bf16> cache = fused.contents();
+      EXPECT_TRUE(same_bits("cache " + c.text(), cache, separate.contents()));
+      size_t written = 0;
+      for (const bf16 x : cache) written += x.bits != 0xffff;
+      EXPECT_EQ(written, static_cast<size_t>(2 * KH * c.Dh * (c.T - c.T / 5)));
+    }
   }
 }
 

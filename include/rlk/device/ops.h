@@ -196,7 +196,8 @@ inline void kv_page_layout(KvCache& cache, int KH, int Dh, int page_size = kKvPa
 // hkv = KH/slices). q, k: per head y = round(rope(round(x*rsqrt(mean(x^2)+eps)*w))), rope in fp32
 // from the bf16 value with the halves (i, i + Dh/2) rotated by position * base^(-2i/Dh): cos and
 // sin from the f32 table rope [max_position, Dh/2, 2]. Outputs q [T, H, Dh]; k, v either [T, KH,
-// Dh] (k, v non-null) or straight into cache pages of (seq[t], position[t]).
+// Dh] (k, v non-null) or straight into cache pages of (seq[t], position[t]). ready (speed alone):
+// the promise of AttentionArgs::past_ready, of position, seq, page_table, both weights and rope.
 struct QkNormRopeArgs {
   const bf16* qkv;
   const bf16* q_weight;     // [Dh]
@@ -212,6 +213,7 @@ struct QkNormRopeArgs {
   int64_t T;
   int slices, hq, hkv, Dh;
   float eps;
+  bool ready = false;
 };
 
 // qk_norm_rope_bwd: gradients of the packed projection from dq [T, H, Dh], dk, dv [T, KH, Dh] bf16;

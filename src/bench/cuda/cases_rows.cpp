@@ -183,6 +183,7 @@ Case qk_norm_rope(Buffers& b, int64_t T) {
     a.hkv = kKvHeads / kSlices;
     a.Dh = kDh;
     a.eps = 1e-6f;
+    a.ready = T <= 64;  // as in decode
     return a;
   };
   c.run = [&b, args](Stream s, int set) { b.ops().qk_norm_rope(s, args(set)); };
