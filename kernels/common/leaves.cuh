@@ -46,17 +46,11 @@ void for_leaf_count(const char* op, int count, Launch&& launch) {
 template <int Rows>
 __device__ inline float leaf_sum(const float* part, int64_t width, int64_t j, const Leaves& leaves,
                                  int leaf) {
-  constexpr int kAhead = 32;  // loads in flight; past the end +0 is added, which changes no sum
   float sum = 0;
   const int64_t first = (leaves.begin[leaf] - leaves.begin[0]) / Rows;
   const int64_t last = (leaves.begin[leaf + 1] - leaves.begin[0]) / Rows;
-  for (int64_t b = first; b < last; b += kAhead) {
-    float x[kAhead];
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) x[i] = b + i < last ? part[(b + i) * width + j] : 0.0f;
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) sum += x[i];
-  }
+#pragma unroll 8
+  for (int64_t b = first; b < last; ++b) sum += part[b * width + j];
   return sum;
 }
 
