@@ -198,6 +198,11 @@ void Checkpoint::Impl::take_inventory(const std::map<std::string, std::string>& 
       }
     }
   }
+  for (const auto& [tensor, shard] : weight_map) {
+    if (!places.contains(tensor))
+      defects.push_back({(dir / kIndexFile).string() + ": weight_map." + printable(tensor),
+                         printable(shard) + " has no such tensor", ""});
+  }
 }
 
 void Checkpoint::Impl::check_expected(const ModelConfig& config) {

@@ -238,6 +238,8 @@ TEST(Checkpoint, IndexAndShardsMustAgree) {
                   "must be the name of a file in this folder");
   expect_contains(with([](Json& map) { map["model.norm.weight"] = "absent.safetensors"; }),
                   "absent.safetensors: No such file");
+  expect_contains(with([&](Json& map) { map["model.absent"] = first; }),
+                  "index.json: weight_map.model.absent: " + first + " has no such tensor");
   write_file_atomic(index, "{}");
   expect_contains(error_of([&] { Checkpoint(dir / "m", config); }),
                   "weight_map: must be an object");
