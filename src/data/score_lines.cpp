@@ -21,13 +21,10 @@ class LineReader {
     std::vector<Sample> samples;
     std::string line;
     for (size_t number = 1; defects_.size() < kMaxDefects && std::getline(in, line); ++number) {
-      try {
-        const Json object = parse_json(line, source, number);
-        JsonReader reader(object, source + ":" + std::to_string(number), "", defects_);
-        if (object.is_object()) samples.push_back(sample(reader));
-      } catch (const InputError& error) {
-        defects_.insert(defects_.end(), error.diagnostics().begin(), error.diagnostics().end());
-      }
+      Json object;
+      if (!succeeds([&] { object = parse_json(line, source, number); })) continue;
+      JsonReader reader(object, source + ":" + std::to_string(number), "", defects_);
+      if (object.is_object()) samples.push_back(sample(reader));
     }
     if (samples.empty() && defects_.empty()) defects_.push_back({source, "has no lines", ""});
     if (!defects_.empty()) throw InputError(defects_);
@@ -35,6 +32,18 @@ class LineReader {
   }
 
  private:
+  // Otherwise the defects of a line are kept, and the next one is read.
+  template <class Read>
+  bool succeeds(Read read) {
+    try {
+      read();
+      return true;
+    } catch (const InputError& error) {
+      defects_.insert(defects_.end(), error.diagnostics().begin(), error.diagnostics().end());
+      return false;
+    }
+  }
+
   Sample sample(JsonReader& line) {
     Sample s;
     const size_t before = defects_.size();
@@ -84,8 +93,9 @@ class LineReader {
   }
 
   std::vector<int32_t> encoded(const std::string& text, JsonReader& line) {
-    if (!tokenizer_) tokenizer_.emplace(tokenizer_file_);
-    std::vector<int32_t> ids = tokenizer_->encode(text, line.where("text"));
+    if (!tokenizer_) tokenizer_.emplace(tokenizer_file_);  // its defects are no line's
+    std::vector<int32_t> ids;
+    succeeds([&] { ids = tokenizer_->encode(text, line.where("text")); });
     for (const int32_t id : ids)
       if (id >= config_.vocab) {
         line.fail("text", "has token id " + std::to_string(id),

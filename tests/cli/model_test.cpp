@@ -337,6 +337,11 @@ TEST_F(Model, BadInputIsNamedWithItsPlace) {
   score("{\"ids\": [1]}", {"in.jsonl:1: ids: 1 tokens; nothing is left to score"});
   score("{\"ids\": [1, 2], \"prompt_len\": 0}", {"in.jsonl:1: prompt_len: 0"});
   score("{\"text\": 5}", {"in.jsonl:1: text"});
+  fs::copy(kTiny, path("no-tokenizer"));
+  fs::remove(path("no-tokenizer/tokenizer.json"));
+  std::ofstream(path("in.jsonl")) << "{\"text\": \"1\"}\n{\"text\": \"2\"}\n";
+  EXPECT_EQ(run_rlk({{"score", "--model", path("no-tokenizer"), "--in", path("in.jsonl")}}).err,
+            "rlk: " + path("no-tokenizer/tokenizer.json") + ": No such file or directory\n");
   expect_refused({"score", "--in", "/nowhere", "--temperature", "-1", "--top-p", "0", "--top-k",
                   "0", "--backend", "tpu", "--threads", "x"},
                  {"--in /nowhere", "--temperature -1", "--top-p 0", "--top-k 0", "--backend tpu",
