@@ -75,6 +75,8 @@ std::string converted(const std::string& text, const std::string& file, int64_t*
     if (!label.is_string() && !label.is_number())
       throw InputError(where, "has no label",
                        "must be a string or number in label, answer or reward_model.ground_truth");
+    if (row["prompt"] == "" || row["prompt"] == Json::array())
+      throw InputError(where, "the prompt is empty");
     const std::string object = Json{{"prompt", row["prompt"]}, {"label", label}}.dump() + "\n";
     if (!seen.insert(object).second) continue;
     out += object;

@@ -196,6 +196,9 @@ TEST_F(Convert, ErrorsNameFileAndLine) {
   EXPECT_EQ(error("{\"label\":\"l\"}").find(in + ":2: has no prompt"), 0u);
   EXPECT_EQ(error("{\"prompt\":\"p\"}").find(in + ":2: has no label"), 0u);
   EXPECT_EQ(error("[]").find(in + ":2: "), 0u);
+  for (const char* empty : {"\"\"", "[]"})
+    EXPECT_EQ(error(std::string("{\"label\":1,\"prompt\":") + empty + "}"),
+              in + ":2: the prompt is empty");
   EXPECT_NE(error_of<InputError>([&] { converted(""); }), "accepted");
 }
 
