@@ -141,9 +141,10 @@ void check_job(const std::string& profile, Checks& checks) {
     add_defects(read ? "plan" : "profile", error, read, checks);
     // Without a plan nothing else is read, but what is missing is missing.
     std::error_code ignored;
-    if (read && read->paths.prompt_data && !fs::exists(*read->paths.prompt_data, ignored))
-      add_defects("files", InputError(read->paths.prompt_data->string(), "no such file"), read,
-                  checks);
+    for (const auto& path : {read ? read->paths.prompt_data : std::nullopt,
+                             read ? read->paths.ref_load : std::nullopt})
+      if (path && !fs::exists(*path, ignored))
+        add_defects("files", InputError(path->string(), "is not there"), read, checks);
   }
 }
 

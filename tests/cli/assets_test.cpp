@@ -80,7 +80,13 @@ TEST_F(Assets, DoctorSaysWhatIsWrongAndWhatToType) {
   const std::string none = profile("/nowhere/model", "/nowhere/prompts.jsonl");
   const auto missing = checks(run_rlk({{"doctor", "--json", "--profile", none}}));
   EXPECT_EQ(missing.at("plan")["found"], "/nowhere/model/config.json: No such file or directory");
-  EXPECT_EQ(missing.at("files")["found"], "/nowhere/prompts.jsonl: no such file");
+  EXPECT_EQ(missing.at("files")["found"], "/nowhere/prompts.jsonl: is not there");
+  const std::string lone = write("lone.json", Json{{"schema_version", "rlkernel.repro.profile.v1"},
+                                                   {"paths", {{"ref_load", "/nowhere/ref"}}}}
+                                                  .dump());
+  const auto reference = checks(run_rlk({{"doctor", "--json", "--profile", lone}})).at("files");
+  EXPECT_EQ(reference["found"], "/nowhere/ref: is not there");
+  EXPECT_EQ(reference["next"].get<std::string>().find("put a Qwen3 folder"), 0u) << reference;
   // A plan of GPUs and of a model that are not there.
   const Finished absent =
       run_rlk({{"doctor", "--json", "--profile", RLK_SOURCE_DIR "/profiles/qwen3-8b.json"}});
