@@ -57,7 +57,8 @@ class Reader {
 
   Answer read(size_t begin, size_t end) {
     trim(&begin, &end);
-    if (begin >= end || ++depth_ > kMaxNesting) return text(begin, end);
+    if (begin >= end || depth_ == kMaxNesting) return text(begin, end);
+    ++depth_;
     Answer answer = untrimmed(begin, end);
     --depth_;
     return answer;

@@ -47,6 +47,15 @@ TEST(MathAnswer, EveryTextEqualsItselfButTheEmptyOne) {
   EXPECT_FALSE(math_equal("\\frac{1}{0}", "\\frac{2}{0}"));
 }
 
+TEST(MathAnswer, WhatIsTooDeepToReadSpoilsNoOtherItem) {
+  std::string deep = "1";
+  for (int i = 0; i < 20; ++i) deep = "(" + deep + ", 2)";
+  std::string tuple = "(";
+  for (int i = 0; i < 20; ++i) tuple += deep + ", ";
+  EXPECT_TRUE(math_equal(tuple + "0.5)", tuple + "\\frac{1}{2})"));
+  EXPECT_FALSE(math_equal(tuple + "0.5)", tuple + "\\frac{1}{3})"));
+}
+
 TEST(MathAnswer, HostileInputIsBoundedInTime) {
   std::vector<std::string> hostile;
   for (const std::string part :
