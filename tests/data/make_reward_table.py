@@ -96,6 +96,8 @@ GROUPS = [
     ("1,-2", ["-2,1", "1, -2", "1 \\text{ and } -2", "1\\text{ or }-2", "x=1,x=-2", "\\{1,-2\\}"], ["1", "-1,2", "1,2"]),
     ("\\pm 3", ["3,-3", "-3, 3", "\\pm\\sqrt{9}", "\\{-3,3\\}"], ["3", "-3", "\\pm 2"]),
     ("1\\pm\\sqrt{2}", ["1+\\sqrt{2},1-\\sqrt{2}", "1 \\pm \\sqrt 2", "\\{1-\\sqrt{2},1+\\sqrt{2}\\}", "1\\mp\\sqrt{2}"], ["1+\\sqrt{2}", "-1\\pm\\sqrt{2}"]),
+    ("\\{1,2\\}", ["\\{2,1\\}", "\\{1.0, \\frac{4}{2}\\}"], ["\\{1,1,2\\}", "\\{1\\}"]),
+    ("1:2", ["1:2", "1 : 2"], ["2:1", "\\frac{1}{2}"]),
     ("\\emptyset", ["\\varnothing", "\u2205"], ["0", "\\{0\\}"]),
     # matrices
     ("\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", ["\\begin{bmatrix} 1 & 2 \\\\ 3 & 4 \\end{bmatrix}", "\\begin{pmatrix} 1 & \\frac{4}{2} \\\\ 3 & 4 \\\\ \\end{pmatrix}"],
@@ -126,6 +128,8 @@ ORDER = "Math-Verify splits letters and digits differently here"
 INTERVAL = "Math-Verify keeps an inequality and an interval apart when the label is the interval"
 TUPLE = "Math-Verify equates a set and a tuple of the same elements"
 BASE = "Math-Verify drops the base of a numeral"
+REPEATED = "Math-Verify drops repeated elements; the rule counts them, since roots may be listed so"
+RATIO = "the rule keeps a ratio and a quotient apart"
 # (label, answer) -> why the expectation is not Math-Verify's verdict
 DIFFERENCES = {
     ("42", "42."): SPELLING, ("12345", "12\\,345"): SPELLING, ("\\frac{1}{3}", "0.333333333333"): ROUNDED,
@@ -138,6 +142,7 @@ DIFFERENCES = {
     ("(-\\infty,3]", "x \\le 3"): INTERVAL, ("\\{1,2,3\\}", "(1,2,3)"): TUPLE, ("\\emptyset", "\\varnothing"): SPELLING,
     ("3+4i", "3 + 4 i"): IMAGINARY, ("\\frac{1}{i}", "-i"): IMAGINARY, ("\\frac{1}{i}", "i^3"): IMAGINARY, ("A", "A."): SPELLING,
     ("1010_2", "1010_3"): BASE, ("1010_2", "1010"): BASE,
+    ("\\{1,2\\}", "\\{1,1,2\\}"): REPEATED, ("1:2", "\\frac{1}{2}"): RATIO,
 }
 
 
@@ -145,6 +150,7 @@ UNIT = "sympy takes the unit for a product of variables"
 WORDS = "sympy takes words for products of variables"
 FLOAT = "sympy compares a float with an exact number"
 SYMPY_DIFFERENCES = {
+    ("1:2", "\\frac{1}{2}"): RATIO,
     ("42", "\\text{42}"): WORDS, ("12345", "12\\,345"): "sympy takes the thin space for a product", ("3\\frac{1}{2}", "3 1/2"): "sympy takes the space for a product",
     ("6.02\\times 10^{23}", "602000000000000000000000"): FLOAT, ("6.02\\times 10^{23}", "602\\cdot 10^{21}"): FLOAT,
     ("\\frac{1}{\\sqrt{2}}", "\\sqrt{0.5}"): FLOAT, ("50\\%", "50"): PERCENT, ("12.5\\%", "12.5"): PERCENT,
