@@ -88,8 +88,12 @@ bool fetch(const std::string& url, const fs::path& part, std::string* stated) {
 
 }  // namespace
 
+fs::path partial_download(const std::string& url, const fs::path& path) {
+  return path.string() + "." + hex(sha256(url.data(), url.size())).substr(0, 8) + ".part";
+}
+
 std::string download(const std::string& url, const fs::path& path, const std::string& sha256) {
-  const fs::path part = path.string() + ".part";
+  const fs::path part = partial_download(url, path);
   std::string stated;
   if (!fetch(url, part, &stated)) {
     fs::remove(part);

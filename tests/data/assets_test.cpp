@@ -36,8 +36,9 @@ class Download : public testing::Test {
   }
   TempDir dir_;
   std::string text_;
-  const fs::path source_ = dir_ / "source", target_ = dir_ / "target", part_ = dir_ / "target.part";
+  const fs::path source_ = dir_ / "source", target_ = dir_ / "target";
   const std::string url_ = "file://" + source_.string();
+  const fs::path part_ = partial_download(url_, target_);
 };
 
 TEST_F(Download, FetchesAndReturnsTheHash) {
@@ -71,10 +72,19 @@ TEST_F(Download, AWrongHashNeverBecomesTheFile) {
 }
 
 TEST_F(Download, AFailureNamesTheUrlAndKeepsThePart) {
-  std::ofstream(part_) << "abc";
-  const std::string text = error_of<Error>([&] { download("file:///nonexistent/x", target_, ""); });
-  EXPECT_NE(text.find("file:///nonexistent/x"), std::string::npos) << text;
-  EXPECT_TRUE(fs::exists(part_));
+  const std::string url = "file:///nonexistent/x";
+  std::ofstream(partial_download(url, target_)) << "abc";
+  const std::string text = error_of<Error>([&] { download(url, target_, ""); });
+  EXPECT_NE(text.find(url), std::string::npos) << text;
+  EXPECT_TRUE(fs::exists(partial_download(url, target_)));
+}
+
+TEST_F(Download, APartOfAnotherUrlIsNotContinued) {
+  const fs::path other = partial_download(url_ + "2", target_);
+  std::ofstream(other) << std::string(1000, 'A');
+  download(url_, target_, "");
+  EXPECT_EQ(read_file(target_), text_);
+  EXPECT_EQ(fs::file_size(other), 1000u);
 }
 
 // From an HTTP server on the loopback interface, which may refuse ranges and break off.
@@ -88,7 +98,7 @@ class HttpDownload : public testing::Test {
   TempDir dir_;
   test::HttpServer server_;
   std::string sum_;
-  const fs::path target_ = dir_ / "target", part_ = dir_ / "target.part";
+  const fs::path target_ = dir_ / "target", part_ = partial_download(server_.url(), target_);
 };
 
 TEST_F(HttpDownload, ATransferThatBreaksOffIsContinued) {
@@ -116,7 +126,8 @@ TEST_F(HttpDownload, TheHashThatTheServerStatesIsChecked) {
   server_.headers = "X-Linked-Etag: \"" + std::string(64, '0') + "\"\r\n";
   const std::string error = error_of<Error>([&] { download(server_.url(), dir_ / "other", ""); });
   EXPECT_NE(error.find("must be " + std::string(64, '0')), std::string::npos) << error;
-  EXPECT_FALSE(fs::exists(dir_ / "other") || fs::exists(dir_ / "other.part"));
+  EXPECT_FALSE(fs::exists(dir_ / "other") ||
+               fs::exists(partial_download(server_.url(), dir_ / "other")));
 }
 
 TEST_F(HttpDownload, AFileThatChangedMeanwhileNeverBecomesTheTarget) {

@@ -11,10 +11,14 @@ namespace rlk {
 inline constexpr const char* kDapoMathUrl =
     "https://huggingface.co/datasets/zhuzilin/dapo-math-17k/resolve/main/dapo-math-17k.jsonl";
 
-// Fetches `url` to `path` by way of path.part, which an interrupted download leaves and the next
-// one continues. The SHA-256 (64 hex digits) is compared before the file appears; when `sha256` is
-// empty, with the one that Hugging Face states in its answer, if it does. Returns the file's
-// SHA-256. Throws Error, after removing a file whose hash is wrong.
+// What an interrupted download of `url` to `path` leaves: a name for each URL, so that nothing is
+// continued with something else.
+std::filesystem::path partial_download(const std::string& url, const std::filesystem::path& path);
+
+// Fetches `url` to `path` by way of its partial_download, which the next one continues. The SHA-256
+// (64 hex digits) is compared before the file appears; when `sha256` is empty, with the one that
+// Hugging Face states in its answer, if it does. Returns the file's SHA-256. Throws Error, after
+// removing a file whose hash is wrong.
 std::string download(const std::string& url, const std::filesystem::path& path,
                      const std::string& sha256);
 
