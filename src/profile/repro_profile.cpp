@@ -57,7 +57,7 @@ const OptionSpec* option_of(std::string key) {
   return spec != nullptr && spec->in_profile ? spec : nullptr;
 }
 
-void read_defaults(const Json& defaults, Profile& profile) {
+void read_defaults(const Json& defaults, Profile& profile, std::vector<Diagnostic>& defects) {
   for (const auto& [key, value] : defaults.items()) {
     const OptionSpec* spec = option_of(key);
     const bool scalar = value.is_string() || value.is_number();
@@ -65,8 +65,12 @@ void read_defaults(const Json& defaults, Profile& profile) {
       if (!value.is_null()) profile.ignored.push_back("defaults." + key);
       continue;
     }
+    const std::string where = profile.file.string() + ": defaults." + key;
+    for (const auto& earlier : profile.defaults)
+      if (earlier.option == spec->name)
+        defects.push_back({where, "names " + spec->name + " again", "must stand once"});
     const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
-    profile.defaults.push_back({spec->name, text, profile.file.string() + ": defaults." + key});
+    profile.defaults.push_back({spec->name, text, where});
   }
 }
 
@@ -83,7 +87,7 @@ void read_repro_profile(const Json& root, Profile& profile, std::vector<Diagnost
     } else if (key == "requirements" && value.is_object()) {
       read_requirements(value, profile, defects);
     } else if (key == "defaults" && value.is_object()) {
-      read_defaults(value, profile);
+      read_defaults(value, profile, defects);
     } else if (key != "schema_version") {
       profile.ignored.push_back(key);
     }

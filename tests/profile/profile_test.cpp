@@ -184,7 +184,7 @@ TEST(Profile, TakesPathsAndDefaultsOfTheKnownSystemAndListsTheRest) {
                                                  "defaults.run_id", "requirements.torch", "ray"}));
 }
 
-TEST(Profile, ABadPathOfTheKnownSystemIsNamed) {
+TEST(Profile, WhatIsWrongInTheKnownSystemsProfilesIsNamed) {
   EXPECT_EQ(defects(Json{{"schema_version", "rlkernel.repro.profile.v1"},
                          {"paths", {{"model_root", 5}}}}),
             "/etc/rlk/p.json: paths.model_root: 5; must be a path, or null");
@@ -192,6 +192,9 @@ TEST(Profile, ABadPathOfTheKnownSystemIsNamed) {
                          {"requirements", {{"backend", "rocm"}, {"gpus", 3}}}}),
             "/etc/rlk/p.json: requirements.backend: \"rocm\"; must be cuda\n"
             "/etc/rlk/p.json: requirements.gpus: 3; must be 1, 2, 4 or 8");
+  EXPECT_EQ(defects(Json{{"schema_version", "rlkernel.repro.profile.v1"},
+                         {"defaults", {{"tp", 2}, {"tp_size", 4}}}}),
+            "/etc/rlk/p.json: defaults.tp_size: names tp again; must stand once");
 }
 
 TEST(Profile, ARewardCommandsPathStartsAtTheProfilesFolder) {
