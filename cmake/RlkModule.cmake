@@ -34,6 +34,10 @@ if(RLK_FUZZ)
   target_compile_options(rlk_flags INTERFACE -fsanitize=fuzzer-no-link)
 endif()
 
+# What computes is compiled for its own speed, the rest and the tests for the compiler's: -O1 takes a quarter less time than -O3.
+# No bit depends on it, since nothing here may reassociate.
+set(RLK_COMPUTES base data device comm model rollout train)
+
 # rlk_module(<folder> [DEPS target...]): every .cpp of the current folder as the library rlk_<folder>. Sources under a cuda/
 # folder belong to the CUDA backend.
 function(rlk_module name)
@@ -49,6 +53,9 @@ function(rlk_module name)
   endif()
   add_library(rlk_${name} STATIC ${sources})
   target_link_libraries(rlk_${name} PUBLIC rlk_flags ${ARG_DEPS})
+  if(NOT name IN_LIST RLK_COMPUTES)
+    target_compile_options(rlk_${name} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-O1>)
+  endif()
 endfunction()
 
 # rlk_test(<name> SOURCES file... [DEPS target...] [TIMEOUT s]): one GoogleTest program, one ctest entry.
@@ -58,6 +65,7 @@ function(rlk_test name)
   target_link_libraries(${name} PRIVATE rlk_flags ${ARG_DEPS} GTest::gtest_main)
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}/tests)
   target_compile_definitions(${name} PRIVATE RLK_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
+  target_compile_options(${name} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-O1>)
   add_test(NAME ${name} COMMAND ${name})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)
