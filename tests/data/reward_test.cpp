@@ -258,7 +258,7 @@ TEST_F(Command, FailuresAreErrorsThatNameTheSample) {
   expect("read -r line; kill -9 $$", "ended without an answer");
   expect("read -r line; echo oops; cat", "answered oops");
   expect("echo loading; echo done; cat", "answered more than one line, the first loading");
-  expect("head -c 2000000 /dev/zero; sleep 60", ": a line without an end");
+  expect("head -c 2000000 /dev/zero; exec sleep 60", ": a line without an end");
   const std::string answer = "read -r line; id=${line#*:}; id=${id%%,*}; ";
   expect("read -r line; echo '{\"reward\": 1}'; cat", "\"reward\": NUMBER}");
   expect("read -r line; echo '{\"id\": 77, \"reward\": 1}'; cat", "\"reward\": NUMBER}");
@@ -273,8 +273,8 @@ TEST_F(Command, FailuresAreErrorsThatNameTheSample) {
          "more than one line");
   expect("while true; do " + answer + twice + "echo \"$l\"; sleep 0.1; echo \"$l\"; done",
          "answered");
-  expect("read -r line; sleep 60", "no answer within 0.3 s", 0.3);
-  expect("sleep 60", "no answer within 0.3 s", 0.3);
+  expect("read -r line; exec sleep 60", "no answer within 0.3 s", 0.3);
+  expect("exec sleep 60", "no answer within 0.3 s", 0.3);
 }
 
 TEST_F(Command, AProgramThatCannotRunIsAnError) {
@@ -285,7 +285,7 @@ TEST_F(Command, AProgramThatCannotRunIsAnError) {
 }
 
 TEST_F(Command, AFailureLeavesNoProcess) {
-  error_of("trap '' TERM; echo $$ >> $0.pids; read -r line; sleep 60", 0.3);
+  error_of("trap '' TERM; echo $$ >> $0.pids; read -r line; exec sleep 60", 0.3);
   std::ifstream pids(dir_ / "verifier.pids");
   int found = 0;
   for (pid_t pid; pids >> pid; ++found) EXPECT_EQ(kill(pid, 0), -1) << pid;
