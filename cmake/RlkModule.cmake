@@ -1,4 +1,4 @@
-# How every part of rlk is compiled: one static library per folder, the same flags everywhere.
+# How every part of rlk is compiled: one static library per folder, the same flags everywhere but for -O.
 #
 # Floating point: no contraction and no fast-math, since the bits of every strict op are the product
 # (docs/numerics.md, R2). x86-64-v3 fixes the instruction set, so a binary gives the same bits on
