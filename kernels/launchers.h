@@ -22,6 +22,7 @@ size_t qk_norm_rope_bwd_workspace(const QkNormRopeBwdArgs&);
 void kv_write(Stream, const KvWriteArgs&);
 void swiglu(Stream, const SwigluArgs&);
 void swiglu_bwd(Stream, const SwigluBwdArgs&);
+void gemm_swiglu(Stream, const GemmSwigluArgs&);  // T <= 64 in one kernel
 void attention(Stream, const AttentionArgs&);
 size_t attention_workspace(const AttentionArgs&);
 void attention_delta(Stream, const AttentionDeltaArgs&);

@@ -19,6 +19,11 @@ __device__ inline float sigmoid(float x) {
   return __frcp_rn(1.0f + expf(-x));
 }
 
+// silu(gate) * up.
+__device__ inline float gated(float gate, float up) {
+  return gate * sigmoid(gate) * up;
+}
+
 // -log(u) with u = (bits + 0.5) * 2^-32 (R6). From u = 1/2 up it is taken of 1 - u, which fp32
 // holds where u itself would round to 1.
 __device__ inline float minus_log_uniform(uint32_t bits) {

@@ -250,6 +250,14 @@ __device__ inline void tma_load_3d(uint32_t to, const CUtensorMap* map, uint32_t
       "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "l"(l2_policy)
       : "memory");
 }
+__device__ inline void tma_load_5d(uint32_t to, const CUtensorMap* map, uint32_t bar, TmaCoord c,
+                                   int v, uint64_t l2_policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(to),
+      "l"(map), "r"(bar), "r"(c.x), "r"(c.y), "r"(c.z), "r"(c.w), "r"(v), "l"(l2_policy)
+      : "memory");
+}
 __device__ inline void tma_load_4d(uint32_t to, const CUtensorMap* map, uint32_t bar, TmaCoord c) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "

@@ -16,21 +16,36 @@ using Kernel = void (*)(CUtensorMap, CUtensorMap, DecodeShape, void*, bool);
 Kernel kernel_for(int rows) {
   switch (rows) {
     case 8:
-      return decode::kernel<8>;
+      return decode::kernel<8, false>;
     case 16:
-      return decode::kernel<16>;
+      return decode::kernel<16, false>;
     case 24:
-      return decode::kernel<24>;
+      return decode::kernel<24, false>;
     case 32:
-      return decode::kernel<32>;
+      return decode::kernel<32, false>;
     case 40:
-      return decode::kernel<40>;
+      return decode::kernel<40, false>;
     case 48:
-      return decode::kernel<48>;
+      return decode::kernel<48, false>;
     case 64:
-      return decode::kernel<64>;
+      return decode::kernel<64, false>;
     default:
       throw Error("gemm: no decode kernel of " + std::to_string(rows) + " rows");
+  }
+}
+
+Kernel gated_kernel_for(int rows) {
+  switch (rows) {
+    case 16:
+      return decode::kernel<16, true>;
+    case 32:
+      return decode::kernel<32, true>;
+    case 48:
+      return decode::kernel<48, true>;
+    case 64:
+      return decode::kernel<64, true>;
+    default:
+      throw Error("gemm_swiglu: no decode kernel of " + std::to_string(rows) + " rows");
   }
 }
 
@@ -84,6 +99,35 @@ CUtensorMap operand(const char* name, const bf16* p, const GemmArgs& a, int64_t 
                     {{a.ks, 1, 64}, {rows, ld, box_rows}, {a.slices, slice, 1}});
 }
 
+// What both kinds of tiles share; `shape` lacks rows, tiles and ldy.
+DecodeShape shape_of(const GemmArgs& a, int rows) {
+  require(a.T <= decode::kMaxTokens, "gemm", "decode takes at most 64 tokens");
+  DecodeShape shape{};
+  shape.tokens = static_cast<int>(a.T);
+  shape.token_rows = static_cast<int>(ceil_div(a.T, 8) * 8);
+  shape.halves = a.slices > 1 ? 2 : 1;
+  shape.slices = a.slices / shape.halves;
+  shape.slice_steps = static_cast<int>(ceil_div(a.ks, decode::kStageBlocks * 64));
+  shape.weights_ready = a.w_ready;
+  const int stage_bytes = decode::weight_bytes(rows) + decode::token_bytes(shape.token_rows);
+  const int free_bytes = static_cast<int>(kMaxSharedBytes) - 1024 /* alignment */ -
+                         8192 /* padding */ - decode::exchange_bytes(rows) - 8;
+  shape.stage_count = free_bytes / (stage_bytes + 2 * 8) / 2 * 2;
+  return shape;
+}
+
+void launch_decode(const char* op, Stream stream, Kernel kernel, const GemmArgs& a,
+                   const DecodeShape& shape, const CUtensorMap& w, void* y) {
+  const CUtensorMap x = operand("gemm x", a.x, a, a.T, a.ldx, shape.token_rows, a.ks);
+  Launch l;
+  l.grid = dim3(static_cast<unsigned>(std::min<int64_t>(shape.tiles, sm_count())));
+  l.block = dim3(decode::kThreads);
+  l.shared_bytes = kMaxSharedBytes;  // also where fewer stages would do: exactly one CTA an SM
+  l.dependent = true;
+  l.stream = stream_of(stream);
+  launch(op, l, kernel, x, w, shape, y, a.out_f32);
+}
+
 }  // namespace
 
 int decode_rows(const GemmArgs& a) {
@@ -97,31 +141,36 @@ int decode_rows(const GemmArgs& a) {
 }
 
 void gemm_decode(Stream stream, const GemmArgs& a, int rows) {
-  require(a.T <= decode::kMaxTokens, "gemm", "decode takes at most 64 tokens");
-  DecodeShape shape{};
-  shape.tokens = static_cast<int>(a.T);
-  shape.token_rows = static_cast<int>(ceil_div(a.T, 8) * 8);
+  DecodeShape shape = shape_of(a, rows);
   shape.rows = static_cast<int>(a.N);
-  shape.halves = a.slices > 1 ? 2 : 1;
-  shape.slices = a.slices / shape.halves;
-  shape.slice_steps = static_cast<int>(ceil_div(a.ks, decode::kStageBlocks * 64));
+  shape.tiles = static_cast<int>(ceil_div(a.N, rows));
   shape.ldy = a.ldy;
-  shape.weights_ready = a.w_ready;
+  launch_decode("gemm", stream, kernel_for(rows), a, shape,
+                operand("gemm w", a.w, a, a.N, a.ldw, rows, a.w_slice), a.y);
+}
 
-  const int stage_bytes = decode::weight_bytes(rows) + decode::token_bytes(shape.token_rows);
-  const int free_bytes = static_cast<int>(kMaxSharedBytes) - 1024 /* alignment */ -
-                         8192 /* padding */ - decode::exchange_bytes(rows) - 8;
-  shape.stage_count = free_bytes / (stage_bytes + 2 * 8) / 2 * 2;
+int gated_rows(const GemmSwigluArgs& a) {
+  int best = 64;
+  for (const int rows : {48, 32, 16})
+    if (cost(rows, a.gemm) < 0.985 * cost(best, a.gemm)) best = rows;
+  return best;
+}
 
-  const CUtensorMap x = operand("gemm x", a.x, a, a.T, a.ldx, shape.token_rows, a.ks);
-  const CUtensorMap w = operand("gemm w", a.w, a, a.N, a.ldw, rows, a.w_slice);
-  Launch l;
-  l.grid = dim3(static_cast<unsigned>(std::min<int64_t>(ceil_div(a.N, rows), sm_count())));
-  l.block = dim3(decode::kThreads);
-  l.shared_bytes = kMaxSharedBytes;  // also where fewer stages would do: exactly one CTA an SM
-  l.dependent = true;
-  l.stream = stream_of(stream);
-  launch("gemm", l, kernel_for(rows), x, w, shape, a.y, a.out_f32);
+void gemm_swiglu_decode(Stream stream, const GemmSwigluArgs& a, int rows) {
+  const GemmArgs& g = a.gemm;
+  DecodeShape shape = shape_of(g, rows);
+  shape.rows = static_cast<int>(a.fs);
+  shape.slice_tiles = static_cast<int>(ceil_div(a.fs, rows / 2));
+  shape.tiles = a.slices * shape.slice_tiles;
+  shape.ldy = a.slices * a.fs;
+  // A box: the gate rows and the up rows of the same columns. Columns past fs are zero-filled.
+  const CUtensorMap w = tensor_map("gemm_swiglu w", g.w, TmaType::bf16,
+                                   {{g.ks, 1, 64},
+                                    {a.fs, g.ldw, rows / 2},
+                                    {2, a.fs * g.ldw, 2},
+                                    {a.slices, 2 * a.fs * g.ldw, 1},
+                                    {g.slices, g.w_slice, 1}});
+  launch_decode("gemm_swiglu", stream, gated_kernel_for(rows), g, shape, w, a.act);
 }
 
 }  // namespace rlk::cuda

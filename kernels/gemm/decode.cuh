@@ -11,7 +11,11 @@
 // against 9.3). Stages fill the shared memory, so that one CTA owns an SM and 150 KB and more of
 // weights are in flight there; the weights start streaming before the kernel ahead has ended
 // (programmatic dependent launch), the activations after it.
+//
+// gemm_swiglu is the same with other rows in a tile: kRows / 2 gate rows and the up rows of the
+// same columns, so that a thread holds a gate and its up and writes what swiglu would make of them.
 
+#include "kernels/common/math.cuh"
 #include "kernels/common/ptx.cuh"
 #include "kernels/common/vec.cuh"
 #include "kernels/common/wgmma.cuh"
@@ -22,7 +26,9 @@ namespace rlk::cuda {
 struct DecodeShape {
   int tokens;       // T
   int token_rows;   // rows of x a stage holds: T rounded up to 8
-  int rows;         // N
+  int rows;         // N; gated: fs, columns of act in one slice of the FFN
+  int tiles;        // of all CTAs
+  int slice_tiles;  // gated: of one slice of the FFN
   int stage_count;  // a multiple of `halves`
   int halves;       // consumer warpgroups at work: 2, or 1 where there is one slice
   int slices;       // of one half
@@ -71,17 +77,29 @@ struct Ring {
   }
 };
 
+// The first row of a tile; gated: the first column of act, in a slice of the FFN.
+struct Place {
+  int row, slice;
+};
+template <int kRows, bool kGated>
+__device__ Place place_of(const DecodeShape& shape, int tile) {
+  if constexpr (kGated)
+    return {tile % shape.slice_tiles * (kRows / 2), tile / shape.slice_tiles};
+  else
+    return {tile * kRows, 0};
+}
+
 // The producer thread: stages in the order in which the consumers take them: tile by tile, step by
 // step through a half's slices, the halves in turn.
-template <int kRows>
+template <int kRows, bool kGated>
 class Producer {
  public:
   __device__ Producer(const CUtensorMap* x_map, const CUtensorMap* w_map, const DecodeShape& shape,
-                      const Smem& smem, int tiles)
+                      const Smem& smem)
       : x_map_(x_map), w_map_(w_map), shape_(shape), smem_(smem) {
     policy_ = l2_evict_first();
     const int first = static_cast<int>(blockIdx.x), grid = static_cast<int>(gridDim.x);
-    const int mine = (tiles - first + grid - 1) / grid;
+    const int mine = (shape.tiles - first + grid - 1) / grid;
     total_ = mine * shape.halves * shape.slices * shape.slice_steps;
     ahead_ = min(total_, smem.stage_count);
   }
@@ -124,11 +142,17 @@ class Producer {
     at.tile += static_cast<int>(gridDim.x);
   }
   __device__ void load_weights(int stage, const Cursor& at) const {
+    const int slice = at.half * shape_.slices + at.slice;
+    const Place place = place_of<kRows, kGated>(shape_, at.tile);
 #pragma unroll
-    for (int q = 0; q < kStageBlocks; ++q)
-      tma_load_3d(smem_.weights(stage) + q * kRows * 128, w_map_, smem_.full(stage),
-                  (at.step * kStageBlocks + q) * 64, at.tile * kRows,
-                  at.half * shape_.slices + at.slice, policy_);
+    for (int q = 0; q < kStageBlocks; ++q) {
+      const uint32_t to = smem_.weights(stage) + q * kRows * 128;
+      const int k = (at.step * kStageBlocks + q) * 64;
+      if constexpr (kGated)
+        tma_load_5d(to, w_map_, smem_.full(stage), {k, place.row, 0, place.slice}, slice, policy_);
+      else
+        tma_load_3d(to, w_map_, smem_.full(stage), k, place.row, slice, policy_);
+    }
   }
   __device__ void load_tokens(int stage, const Cursor& at) const {
     const uint32_t to = smem_.weights(stage) + weight_bytes(kRows);
@@ -269,12 +293,35 @@ __device__ void store(void* y, const float (&acc)[kRows / 2], const DecodeShape&
   }
 }
 
+// act of kRows / 2 columns: a thread's first sums are gates, the others their ups.
 template <int kRows>
-__device__ void consume(const DecodeShape& shape, const Smem& smem, void* y, bool out_f32, int half,
-                        int tiles) {
+__device__ void store_gated(void* act, const float (&acc)[kRows / 2], const DecodeShape& shape,
+                            int tile) {
+  const int lane = lane_id();
+  const Place place = place_of<kRows, true>(shape, tile);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int t = (warp_id() & 3) * 16 + h * 8 + lane / 4;
+    if (t >= shape.tokens) continue;
+#pragma unroll
+    for (int j = 0; j < kRows / 16; ++j) {
+      const int column = place.row + j * 8 + (lane & 3) * 2;
+      if (column >= shape.rows) continue;
+      const int g = 4 * j + 2 * h, u = g + kRows / 4;
+      const uint32_t gate = round_pair(acc[g], acc[g + 1]), up = round_pair(acc[u], acc[u + 1]);
+      const int64_t at = t * shape.ldy + int64_t{place.slice} * shape.rows + column;
+      *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(act) + at) = round_pair(
+          gated(low_float(gate), low_float(up)), gated(high_float(gate), high_float(up)));
+    }
+  }
+}
+
+template <int kRows, bool kGated>
+__device__ void consume(const DecodeShape& shape, const Smem& smem, void* y, bool out_f32,
+                        int half) {
   Chain<kRows> chain(shape, smem, half);
   int nth_tile = 0;
-  for (int tile = static_cast<int>(blockIdx.x); tile < tiles;
+  for (int tile = static_cast<int>(blockIdx.x); tile < shape.tiles;
        tile += static_cast<int>(gridDim.x), ++nth_tile) {
     float acc[kRows / 2];
     sum_slices<kRows>(acc, shape.slices, chain);
@@ -282,12 +329,16 @@ __device__ void consume(const DecodeShape& shape, const Smem& smem, void* y, boo
       hand_over<kRows>(acc, smem, nth_tile);
     } else {
       if (shape.halves == 2) take_over<kRows>(acc, smem);
-      store<kRows>(y, acc, shape, tile, out_f32);
+      if constexpr (kGated)
+        store_gated<kRows>(y, acc, shape, tile);
+      else
+        store<kRows>(y, acc, shape, tile, out_f32);
     }
   }
 }
 
-template <int kRows>
+// y: act where kGated.
+template <int kRows, bool kGated>
 __global__ void __launch_bounds__(kThreads, 1)
     kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
            const __grid_constant__ DecodeShape shape, void* y, const bool out_f32) {
@@ -302,8 +353,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   smem.exchange = smem.stages + smem.stage_count * smem.stage_bytes + 8192;
   smem.bars = smem.exchange + exchange_bytes(kRows);
 
-  const int warp = warp_id(), tiles = (shape.rows + kRows - 1) / kRows;
-  const Producer<kRows> producer(&x_map, &w_map, shape, smem, tiles);
+  const int warp = warp_id();
+  const Producer<kRows, kGated> producer(&x_map, &w_map, shape, smem);
   grid_launch_dependents();
   if (warp == kProducerWarp && lane_id() == 0) {
     // One lane: an mbarrier's address must be uniform, lanes that differ would take turns anyway.
@@ -323,7 +374,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (warp == kProducerWarp) {
     if (lane_id() == 0) producer.run();
   } else if (warp / 4 < shape.halves) {
-    consume<kRows>(shape, smem, y, out_f32, warp / 4, tiles);
+    consume<kRows, kGated>(shape, smem, y, out_f32, warp / 4);
   }
 }
 

@@ -14,4 +14,9 @@ int decode_rows(const GemmArgs&);                     // the choice of cuda::gem
 void gemm_decode(Stream, const GemmArgs&, int rows);  // T <= 64
 void gemm_tiles(Stream, const GemmArgs&);             // any T
 
+// gemm_swiglu in one kernel, with half of `rows` gates and their ups in a CTA's tile.
+inline constexpr int kGatedRows[] = {16, 32, 48, 64};
+int gated_rows(const GemmSwigluArgs&);  // the choice of cuda::gemm_swiglu
+void gemm_swiglu_decode(Stream, const GemmSwigluArgs&, int rows);  // T <= 64
+
 }  // namespace rlk::cuda

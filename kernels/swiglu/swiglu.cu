@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kThreads) swiglu_kernel(SwigluArgs a) {
   unpack(load_vec<Bf16x8>(a.gate_up + p.gate), gate);
   unpack(load_vec<Bf16x8>(a.gate_up + p.gate + a.fs), up);
 #pragma unroll
-  for (int i = 0; i < 8; ++i) gate[i] = gate[i] * sigmoid(gate[i]) * up[i];
+  for (int i = 0; i < 8; ++i) gate[i] = gated(gate[i], up[i]);
   store_vec(a.act + p.act, pack(gate));
 }
 

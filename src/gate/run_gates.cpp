@@ -43,7 +43,7 @@ constexpr const char* kOtherOps[] = {"logp.rms_norm",
                                      "ffn.embedding_bwd",
                                      "ffn.adamw"};
 // What native mode exists for: served by no strict kernel in a native module.
-constexpr const char* kNativeOps[] = {"attention.gemm", "ffn.gemm", "logp.gemm"};
+constexpr const char* kNativeOps[] = {"attention.gemm", "ffn.gemm", "ffn.gemm_swiglu", "logp.gemm"};
 
 // Does the mode make the op's module strict? What belongs to no module has strict kernels alone.
 bool must_be_strict(std::string_view op, const Facts& facts) {

@@ -42,21 +42,21 @@ LayerActs carve_acts(Carve& c, const ModelConfig& m, int64_t T, int n, bool trai
 }
 
 // Column-parallel projection: whole rows in, this rank's output slices out.
-void column_parallel(const Context& ctx, const Ops& ops, const bf16* x, const bf16* w, bf16* y,
-                     int64_t T, int64_t N, int64_t K) {
-  ops.gemm(ctx.stream, {.x = x,
-                        .w = w,
-                        .y = y,
-                        .T = T,
-                        .N = N,
-                        .ks = K / kSlices,
-                        .slices = kSlices,
-                        .ldx = K,
-                        .w_slice = K / kSlices,
-                        .ldw = K,
-                        .ldy = N,
-                        .out_f32 = false,
-                        .w_ready = ctx.weights_ready});
+GemmArgs column_parallel(const Context& ctx, const bf16* x, const bf16* w, bf16* y, int64_t T,
+                         int64_t N, int64_t K) {
+  return {.x = x,
+          .w = w,
+          .y = y,
+          .T = T,
+          .N = N,
+          .ks = K / kSlices,
+          .slices = kSlices,
+          .ldx = K,
+          .w_slice = K / kSlices,
+          .ldw = K,
+          .ldy = N,
+          .out_f32 = false,
+          .w_ready = ctx.weights_ready};
 }
 
 // a.o and a.lse from a.q, in the batch's order of rows or by way of another.
@@ -183,7 +183,7 @@ void forward_layer(const Context& ctx, const WeightsView& view, int layer, const
   trace(ctx, "residual", layer, a.x, m.D * 2, kReplicated);
   trace(ctx, "input_norm", layer, a.y1, m.D * 2, kReplicated);
 
-  column_parallel(ctx, attn, a.y1, w.qkv, a.qkv, b.T, n * m.qkv_slice(), m.D);
+  attn.gemm(s, column_parallel(ctx, a.y1, w.qkv, a.qkv, b.T, n * m.qkv_slice(), m.D));
   trace(ctx, "qkv", layer, a.qkv, m.qkv_slice() * 2, range);
 
   attn.qk_norm_rope(s, {.qkv = a.qkv,
@@ -223,9 +223,15 @@ void forward_layer(const Context& ctx, const WeightsView& view, int layer, const
                     .eps = m.rms_eps});
   trace(ctx, "post_norm", layer, a.y2, m.D * 2, kReplicated);
 
-  column_parallel(ctx, ffn, a.y2, w.gate_up, a.gate_up, b.T, n * 2 * m.ffn_slice(), m.D);
-  trace(ctx, "gate_up", layer, a.gate_up, 2 * m.ffn_slice() * 2, range);
-  ffn.swiglu(s, {.gate_up = a.gate_up, .act = a.act, .T = b.T, .fs = m.ffn_slice(), .slices = n});
+  const GemmArgs gate_up =
+      column_parallel(ctx, a.y2, w.gate_up, a.gate_up, b.T, n * 2 * m.ffn_slice(), m.D);
+  if (publish || ctx.trace) {  // somebody reads gate_up
+    ffn.gemm(s, gate_up);
+    trace(ctx, "gate_up", layer, a.gate_up, 2 * m.ffn_slice() * 2, range);
+    ffn.swiglu(s, {.gate_up = a.gate_up, .act = a.act, .T = b.T, .fs = m.ffn_slice(), .slices = n});
+  } else {
+    ffn.gemm_swiglu(s, {.gemm = gate_up, .act = a.act, .fs = m.ffn_slice(), .slices = n});
+  }
   trace(ctx, "swiglu", layer, a.act, m.ffn_slice() * 2, range);
   if (!down) return;
   row_parallel(ctx, ffn, ctx.ffn_sum, a.act, w.down, b.T, m.ffn_slice(), n, scratch);

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -272,6 +273,13 @@ std::vector<LayerShape> qwen3_layers() {
   return all;
 }
 
+std::vector<uint16_t> bits(const DeviceArray<bf16>& from, int64_t n) {
+  std::vector<uint16_t> to(static_cast<size_t>(n));
+  check(cudaMemcpy(to.data(), from.data(), to.size() * sizeof(uint16_t), cudaMemcpyDeviceToHost),
+        "cudaMemcpy");
+  return to;
+}
+
 // Every claim for the small shapes (those compute-sanitizer runs) and for all six Qwen3 sizes.
 class GemmOrderOf : public GemmOrder, public ::testing::WithParamInterface<std::string> {
  protected:
@@ -365,6 +373,40 @@ TEST_P(GemmOrderOf, ForwardPathsAgree) {
         }
       }
     }
+  }
+}
+
+// gemm_swiglu against gemm and then swiglu, in every tile, for the FFN of every size and rank
+// count.
+TEST_P(GemmOrderOf, GatedTilesAgree) {
+  for (const LayerShape& l : layers()) {
+    if (l.name.find("gate_up") == std::string::npos) continue;
+    constexpr int64_t kT = 64;
+    DeviceArray<bf16> x(kT * l.K), w(l.N * l.K);
+    x.randomize(5, 1.0f), w.randomize(6, 0.05f);
+    for (const int tp : {1, 2, 8}) {
+      Forward f(l, tp, kT, x.data(), w.data());
+      const int64_t fs = l.N / 16;
+      const int slices = 8 / tp;
+      DeviceArray<bf16> gate_up(kT * f.N), want(kT * slices * fs), act(kT * slices * fs);
+      for (const int64_t T : {1, 8, 17, 64}) {
+        f.args.T = T, f.args.y = gate_up.data(), f.args.w_ready = T == 8;
+        cuda::gemm(nullptr, f.args);
+        cuda::swiglu(nullptr, {gate_up.data(), want.data(), T, fs, slices});
+        const std::vector<uint16_t> expected = bits(want, T * slices * fs);
+        for (const int rows : cuda::kGatedRows) {
+          act.poison();
+          cuda::gemm_swiglu_decode(nullptr, {f.args, act.data(), fs, slices}, rows);
+          const std::vector<uint16_t> got = bits(act, kT * slices * fs);
+          const auto end = got.begin() + T * slices * fs;
+          EXPECT_TRUE(std::equal(got.begin(), end, expected.begin()))
+              << l.name << " tp " << tp << " rows " << rows << " T " << T;
+          EXPECT_TRUE(std::all_of(end, got.end(), [](uint16_t e) { return e == 0xffffu; }))
+              << l.name << " wrote past the last row, rows " << rows << " T " << T;
+        }
+      }
+    }
+    if (HasFailure()) return;
   }
 }
 

@@ -180,6 +180,29 @@ TEST_P(Gemm, CpuChainRunsForwardsAndABackwardsOneIsCaught) {
   }
 }
 
+// In one op or in two, whole tiles and cut ones, on both sides of the few-token path.
+TEST_P(Gemm, SwigluInsideIsSwigluAfterwards) {
+  RLK_NEEDS(gemm_swiglu);
+  constexpr int64_t kK = 256;
+  for (const int64_t fs : {8, 48, 152})
+    for (const int slices : {1, 2, 8})
+      for (const int64_t T : {1, 7, 16, 33, 64, 65}) {
+        const GemmCase c{"gate_up", T, slices * 2 * fs, kK, false};
+        const Layer layer(c, 11);
+        const DeviceArray<bf16> x(ops(), layer.x), w(ops(), layer.w);
+        const auto bytes = static_cast<size_t>(T * slices * fs);
+        DeviceArray<bf16> two_steps(ops(), 2 * bytes), one_step(ops(), 2 * bytes),
+            want(ops(), bytes), act(ops(), bytes);
+        ops().gemm(nullptr, layer.args(x.data(), w.data(), two_steps.data(), false));
+        ops().swiglu(nullptr, {two_steps.data(), want.data(), T, fs, slices});
+        ops().gemm_swiglu(nullptr, {layer.args(x.data(), w.data(), one_step.data(), false),
+                                    act.data(), fs, slices});
+        EXPECT_TRUE(same_bits("gemm_swiglu T=" + std::to_string(T) + " fs=" + std::to_string(fs) +
+                                  " slices=" + std::to_string(slices),
+                              act.host(), want.host()));
+      }
+}
+
 TEST_P(Gemm, NanAndInfinityStayInTheirRow) {
   RLK_NEEDS(gemm);
   Layer layer(gemm_cases(false)[0]);

@@ -141,6 +141,7 @@ TEST(NativeMode, EveryGroupChecksItsStrictModulesAndItsNativeOnes) {
         {"attention", o.strict_attention}, {"ffn", o.strict_ffn}, {"logp", o.strict_logp}};
     for (const auto& [module, strict] : modules)
       for (auto& r : c.ranks) r.ops[module + ".gemm"].strict = strict;
+    for (auto& r : c.ranks) r.ops["ffn.gemm_swiglu"].strict = o.strict_ffn;
     EXPECT_TRUE(validate(c).passed()) << to_text(validate(c));
     for (const auto& [module, strict] : modules) {
       OpReadback& other = c.ranks[2].ops[module + ".gemm"];

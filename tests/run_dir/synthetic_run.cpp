@@ -126,7 +126,7 @@ std::map<std::string, OpReadback> strict_ops() {
         "attention_bwd_dkv"}},
       {"ffn",
        {"gemm", "gemm_dgrad", "gemm_wgrad", "embedding", "embedding_bwd", "swiglu", "swiglu_bwd",
-        "adamw"}},
+        "gemm_swiglu", "adamw"}},
       {"logp",
        {"gemm", "gemm_dgrad", "gemm_wgrad", "rms_norm", "logprob_stats", "logprob_merge",
         "logprob_bwd", "sample", "sample_merge"}},

@@ -262,6 +262,15 @@ struct SwigluArgs {
   int slices;
 };
 
+// gemm_swiglu: act = swiglu of gate_up = gemm(gemm), the bits of both. gemm.y: room for gate_up,
+// whose contents are undefined afterwards; gemm.N = slices*2*fs, gemm.out_f32 = false.
+struct GemmSwigluArgs {
+  GemmArgs gemm;
+  bf16* act;
+  int64_t fs;
+  int slices;  // of the FFN
+};
+
 // swiglu_bwd: d_gate_up bf16 (packed as gate_up) from dact bf16 [T, slices*fs]; fp32 inside,
 // rounded once. May alias gate_up.
 struct SwigluBwdArgs {
@@ -601,6 +610,7 @@ struct Ops {
   void (*kv_write)(Stream, const KvWriteArgs&);
   void (*swiglu)(Stream, const SwigluArgs&);
   void (*swiglu_bwd)(Stream, const SwigluBwdArgs&);
+  void (*gemm_swiglu)(Stream, const GemmSwigluArgs&);
   void (*attention)(Stream, const AttentionArgs&);
   void (*attention_delta)(Stream, const AttentionDeltaArgs&);
   void (*attention_bwd_dq)(Stream, const AttentionBwdArgs&);

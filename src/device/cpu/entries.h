@@ -37,6 +37,7 @@ void qk_norm_rope_bwd(Stream, const QkNormRopeBwdArgs&);
 void kv_write(Stream, const KvWriteArgs&);
 void swiglu(Stream, const SwigluArgs&);
 void swiglu_bwd(Stream, const SwigluBwdArgs&);
+void gemm_swiglu(Stream, const GemmSwigluArgs&);
 void attention(Stream, const AttentionArgs&);
 void attention_delta(Stream, const AttentionDeltaArgs&);
 void attention_bwd_dq(Stream, const AttentionBwdArgs&);

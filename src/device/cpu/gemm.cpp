@@ -391,4 +391,9 @@ void gemm_wgrad(Stream, const GemmWgradArgs& g) {
   run({g.N, panels, g.leaves.begin, g.leaves.count, g.dw, g.lddw, true}, WgradPacker{g});
 }
 
+void gemm_swiglu(Stream stream, const GemmSwigluArgs& a) {
+  gemm(stream, a.gemm);
+  swiglu(stream, {static_cast<const bf16*>(a.gemm.y), a.act, a.gemm.T, a.fs, a.slices});
+}
+
 }  // namespace rlk::cpu

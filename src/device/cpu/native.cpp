@@ -32,6 +32,11 @@ void native_gemm(Stream stream, const GemmArgs& args) {
     for (int64_t n = 0; n < a.N; ++n) y[t * a.ldy + n] = to_float(to_bf16(y[t * a.ldy + n]));
 }
 
+void native_gemm_swiglu(Stream stream, const GemmSwigluArgs& a) {
+  native_gemm(stream, a.gemm);
+  strict->swiglu(stream, {static_cast<const bf16*>(a.gemm.y), a.act, a.gemm.T, a.fs, a.slices});
+}
+
 void decode_row(const AttentionArgs& a, const AttentionSegment& segment, int head) {
   const KvCache& c = a.cache;
   const int kv_head = head / (a.H / a.KH);
@@ -102,6 +107,7 @@ const Ops& cpu_native_ops(int threads) {
   table = *strict;
   table.native = table.native_gemm = "cpu.native";
   table.gemm = native_gemm;
+  table.gemm_swiglu = native_gemm_swiglu;
   table.attention = native_attention;
   table.logprob_stats = native_logprob_stats;
   return table;

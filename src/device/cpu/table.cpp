@@ -52,6 +52,7 @@ Ops make_table() {
   t.kv_write = cpu::kv_write;
   t.swiglu = cpu::swiglu;
   t.swiglu_bwd = cpu::swiglu_bwd;
+  t.gemm_swiglu = cpu::gemm_swiglu;
   t.attention = cpu::attention;
   t.attention_delta = cpu::attention_delta;
   t.attention_bwd_dq = cpu::attention_bwd_dq;

@@ -97,6 +97,11 @@ void native_gemm(Stream stream, const GemmArgs& a) {
            a.x, sliced ? with_whole_rows(stream, {a.w, a.N, a.ks, a.slices}) : a.w, a.y);
 }
 
+void native_gemm_swiglu(Stream stream, const GemmSwigluArgs& a) {
+  native_gemm(stream, a.gemm);
+  strict->swiglu(stream, {static_cast<const bf16*>(a.gemm.y), a.act, a.gemm.T, a.fs, a.slices});
+}
+
 void native_gemm_dgrad(Stream stream, const GemmDgradArgs& a) {
   if (a.T == 0) return;
   if (a.slices > 1 && a.w_slice != a.ns * a.ldw)
@@ -154,6 +159,7 @@ const Ops& cuda_native_ops(int device) {
   table.native = "cuda.native";
   table.native_gemm = "cublaslt";
   table.gemm = native_gemm;
+  table.gemm_swiglu = native_gemm_swiglu;
   table.gemm_dgrad = native_gemm_dgrad;
   table.gemm_wgrad = native_gemm_wgrad;
   table.attention = cuda::native_attention;

@@ -127,6 +127,7 @@ Ops make_table() {
   t.kv_write = cuda::kv_write;
   t.swiglu = cuda::swiglu;
   t.swiglu_bwd = cuda::swiglu_bwd;
+  t.gemm_swiglu = cuda::gemm_swiglu;
   t.attention = cuda::attention;
   t.attention_workspace = cuda::attention_workspace;
   t.attention_delta = cuda::attention_delta;
