@@ -131,6 +131,44 @@ Case forward(Buffers& b, int64_t T, const Layer& layer, int ranks) {
   return c;
 }
 
+// gate_up and SwiGLU in one op, beside cuBLASLt and then swiglu; the bits of gemm and then swiglu.
+Case gated(Buffers& b, int64_t T, const Layer& layer) {
+  const int64_t N = layer.N, K = layer.K, F = N / 2, fs = F / kSlices;
+  Case c;
+  c.bytes = static_cast<double>(N * K) * 2;
+  c.sets = sets_of(c.bytes * 0.3);  // ten times past the L2
+  const bf16* x = b.normal(T * K);
+  const bf16* w = b.normal(N * K * c.sets, 0.02f);
+  bf16* gate_up = b.array<bf16>(T * N);
+  bf16* act = b.array<bf16>(T * F);
+  const GemmArgs a{x, w, gate_up, T, N, K / kSlices, kSlices, K, K / kSlices, K, N, false, true};
+  c.run = [=, &b](Stream s, int set) {
+    GemmArgs now = a;
+    now.w += set * N * K;
+    b.ops().gemm_swiglu(s, {now, act, fs, kSlices});
+  };
+  c.verify = [=, &b]() -> std::string {
+    const auto got = b.host(act, T * F);
+    b.ops().gemm(nullptr, a);
+    b.ops().swiglu(nullptr, {gate_up, act, T, fs, kSlices});
+    return got == b.host(act, T * F) ? "" : "differs from gemm and then swiglu";
+  };
+  time_beside(c,
+              Matmul::make({.M = T,
+                            .N = N,
+                            .K = K,
+                            .a_by_columns = false,
+                            .b_by_columns = true,
+                            .out_f32 = false,
+                            .alignment = 256},
+                           b.bytes(Matmul::kWorkspace)),
+              [=, &b](const Matmul& m, Stream s, int set) {
+                m.run(s, x, w + set * N * K, gate_up);
+                b.ops().swiglu(s, {gate_up, act, T, fs, kSlices});
+              });
+  return c;
+}
+
 Case dgrad(Buffers& b, int64_t T, const Layer& layer) {
   const int64_t N = layer.N, K = layer.K, ks = K / kSlices, ns = N / kSlices;
   Case c;
@@ -220,6 +258,10 @@ void add_gemm_cases(std::vector<NamedCase>& cases) {
         cases.push_back({"gemm_decode", text("T", T, l.N, l.K) + " 1/" + std::to_string(ranks),
                          [=](Buffers& b) { return forward(b, T, l, ranks); }});
       }
+  const Layer gate_up = kLayers[2];
+  for (const int64_t T : {1, 8, 16, 64})
+    cases.push_back({"gemm_swiglu", text("T", T, gate_up.N, gate_up.K),
+                     [=](Buffers& b) { return gated(b, T, gate_up); }});
 }
 
 }  // namespace rlk::bench
