@@ -87,7 +87,7 @@ def attention():
         o = sdpa(q, k, v, is_causal=True, enable_gqa=True)
         g = torch.randn_like(o)
         emit("attention_bwd", f"{b}x{s}", steady_us(lambda: torch.autograd.grad(o, (q, k, v), g, retain_graph=True)))
-    for b, s in ((1, 1024), (8, 1024), (8, 8192), (64, 2048), (1, 8192)):
+    for b, s in ((1, 1024), (8, 1024), (64, 1024), (8, 8192), (64, 2048), (1, 8192)):
         q = bf16(b, HEADS, 1, HEAD_DIM)
 
         def decode(_, b=b, s=s, q=q):

@@ -292,7 +292,7 @@ void add_attention_cases(std::vector<NamedCase>& cases) {
                    }});
   for (const Shape& x : {Shape{4, 2048}, {2, 8192}, {1, 16384}})
     cases.push_back({"attention_bwd", x.text(), [x](Buffers& b) { return backward(b, x); }});
-  for (const Shape& x : {Shape{1, 1024}, {8, 1024}, {8, 8192}, {64, 2048}, {1, 8192}})
+  for (const Shape& x : {Shape{1, 1024}, {8, 1024}, {64, 1024}, {8, 8192}, {64, 2048}, {1, 8192}})
     for (const int page : {128, 16})
       cases.push_back({"attention", "decode " + x.text() + pages(page),
                        [x, page](Buffers& b) { return decode(b, x, page, true); }});
