@@ -118,7 +118,7 @@ DecodeShape shape_of(const GemmArgs& a, int rows) {
 
 void launch_decode(const char* op, Stream stream, Kernel kernel, const GemmArgs& a,
                    const DecodeShape& shape, const CUtensorMap& w, void* y) {
-  const CUtensorMap x = operand("gemm x", a.x, a, a.T, a.ldx, shape.token_rows, a.ks);
+  const CUtensorMap x = operand("gemm x", a.x, a, a.T, a.ldx, shape.tokens, a.ks);
   Launch l;
   l.grid = dim3(static_cast<unsigned>(std::min<int64_t>(shape.tiles, sm_count())));
   l.block = dim3(decode::kThreads);

@@ -25,7 +25,7 @@ namespace rlk::cuda {
 
 struct DecodeShape {
   int tokens;       // T
-  int token_rows;   // rows of x a stage holds: T rounded up to 8
+  int token_rows;   // rows of x a stage has room for: T rounded up to 8
   int rows;         // N; gated: fs, columns of act in one slice of the FFN
   int tiles;        // of all CTAs
   int slice_tiles;  // gated: of one slice of the FFN
@@ -58,6 +58,7 @@ constexpr int exchange_bytes(int rows) {
 struct Smem {
   uint32_t stages, exchange, bars;
   int stage_bytes, stage_count;
+  int arriving_bytes;  // of a stage: its weights and T rows of x
   __device__ uint32_t weights(int s) const { return stages + s * stage_bytes; }
   __device__ uint32_t full(int s) const { return bars + s * 8; }
   __device__ uint32_t empty(int s) const { return bars + (stage_count + s) * 8; }
@@ -108,7 +109,7 @@ class Producer {
   __device__ void start() const {
     Cursor at = begin();
     for (int s = 0; s < ahead_; ++s, advance(at)) {
-      mbar_arrive_expect(smem_.full(s), smem_.stage_bytes);
+      mbar_arrive_expect(smem_.full(s), smem_.arriving_bytes);
       load_weights(s, at);
     }
   }
@@ -120,7 +121,7 @@ class Producer {
     Ring ring{0, 1};  // past the first use of every stage, or never used again
     for (int i = ahead_; i < total_; ++i, advance(at)) {
       mbar_wait(smem_.empty(ring.stage), ring.phase ^ 1);
-      mbar_arrive_expect(smem_.full(ring.stage), smem_.stage_bytes);
+      mbar_arrive_expect(smem_.full(ring.stage), smem_.arriving_bytes);
       load_weights(ring.stage, at);
       load_tokens(ring.stage, at);
       ring.advance(1, smem_.stage_count);
@@ -347,6 +348,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   Smem smem;
   smem.stage_count = shape.stage_count;
   smem.stage_bytes = weight_bytes(kRows) + token_bytes(shape.token_rows);
+  smem.arriving_bytes = weight_bytes(kRows) + token_bytes(shape.tokens);
   smem.stages = (smem_address(raw) + 1023) & ~1023u;
   // Rows past T of the last stage read up to 8 KB beyond it: padding, so that nobody writes what
   // they read.
