@@ -23,17 +23,25 @@ template <int Vectors, bool HasDelta>
 __global__ void __launch_bounds__(kThreads) rms_norm_kernel(RmsNormArgs a) {
   __shared__ float scratch[kThreads / 32];
   grid_launch_dependents();
-  grid_dependency_wait();
   const int64_t row = static_cast<int64_t>(blockIdx.x) * a.D;
   float x[Vectors][8];
   Bf16x8 w[Vectors];
+  const auto load_weights = [&] {
+#pragma unroll
+    for (int v = 0; v < Vectors; ++v) {
+      const int64_t d = (v * kThreads + threadIdx.x) * 8;
+      if (d < a.D) w[v] = load_vec<Bf16x8>(a.w + d);
+    }
+  };
+  if (a.w_ready) load_weights();  // from device memory, while the kernel ahead ends
+  grid_dependency_wait();
+  if (!a.w_ready) load_weights();
   float squares = 0;
 #pragma unroll
   for (int v = 0; v < Vectors; ++v) {
     const int64_t d = (v * kThreads + threadIdx.x) * 8;
     if (d >= a.D) break;
     unpack(load_vec<Bf16x8>(a.x + row + d), x[v]);
-    w[v] = load_vec<Bf16x8>(a.w + d);
     if constexpr (HasDelta) {
       float delta[8];
       unpack(load_vec<Bf16x8>(a.delta + row + d), delta);

@@ -179,7 +179,8 @@ void forward_layer(const Context& ctx, const WeightsView& view, int layer, const
                     .rstd = a.rstd1,
                     .T = b.T,
                     .D = m.D,
-                    .eps = m.rms_eps});
+                    .eps = m.rms_eps,
+                    .w_ready = ctx.weights_ready});
   trace(ctx, "residual", layer, a.x, m.D * 2, kReplicated);
   trace(ctx, "input_norm", layer, a.y1, m.D * 2, kReplicated);
 
@@ -220,7 +221,8 @@ void forward_layer(const Context& ctx, const WeightsView& view, int layer, const
                     .rstd = a.rstd2,
                     .T = b.T,
                     .D = m.D,
-                    .eps = m.rms_eps});
+                    .eps = m.rms_eps,
+                    .w_ready = ctx.weights_ready});
   trace(ctx, "post_norm", layer, a.y2, m.D * 2, kReplicated);
 
   const GemmArgs gate_up =

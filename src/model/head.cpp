@@ -119,7 +119,8 @@ void head_logits(const Context& ctx, const WeightsView& w, const bf16* x_mid, co
                    .rstd = a.rstd,
                    .T = R,
                    .D = m.D,
-                   .eps = m.rms_eps});
+                   .eps = m.rms_eps,
+                   .w_ready = ctx.weights_ready});
   trace_rows(ctx, "final_norm", a.y, m.D * 2, -1, 1);
   ops.gemm(s, {.x = a.y,
                .w = w.head,

@@ -122,7 +122,7 @@ struct EmbeddingBwdArgs {
 // rsqrt(mean(x_out^2) + eps) * w) x, delta, x_out, y [T, D] bf16 contiguous; x_out may alias x
 // (required null when delta is null); w [D] bf16; rstd [T] f32 optional. D % 8 == 0. Sum of
 // squares: f32, fixed lane layout and tree, depends on D only. The residual sum is rounded to bf16
-// before it is used.
+// before it is used. w_ready: as in GemmArgs.
 struct RmsNormArgs {
   const bf16* x;
   const bf16* delta;
@@ -132,6 +132,7 @@ struct RmsNormArgs {
   float* rstd;
   int64_t T, D;
   float eps;
+  bool w_ready = false;
 };
 
 // rms_norm_bwd: dres[t] (+)= dx, with dx = rstd * (dy*w - xhat * mean(dy*w*xhat)), xhat = x*rstd.
