@@ -66,6 +66,12 @@ void launch(const char* op, const Launch& l, void (*kernel)(Parameters...),
   check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), op);
 }
 
+// Two blocks an SM at most where there are few. Behind a GEMM that leaves few SMs free, all would
+// start on those: 64 norms of 4096 on eight SMs take twice as long.
+inline size_t spread_bytes(dim3 grid) {
+  return grid.x * grid.y <= static_cast<unsigned>(sm_count()) ? 110 * 1024 : 0;
+}
+
 // A small kernel that begins with grid_launch_dependents(); grid_dependency_wait(): its launch, and
 // what the kernel behind it may do early, hide behind the kernel ahead. Nothing is written before
 // the wait, and nothing read but what the op's `ready` promises, so the stream's order holds as
@@ -73,8 +79,13 @@ void launch(const char* op, const Launch& l, void (*kernel)(Parameters...),
 template <class... Parameters, class... Arguments>
 void launch_dependent(const char* op, Stream stream, dim3 grid, unsigned block,
                       void (*kernel)(Parameters...), const Arguments&... arguments) {
-  launch(op, {.grid = grid, .block = block, .dependent = true, .stream = stream_of(stream)}, kernel,
-         arguments...);
+  launch(op,
+         {.grid = grid,
+          .block = block,
+          .shared_bytes = spread_bytes(grid),
+          .dependent = true,
+          .stream = stream_of(stream)},
+         kernel, arguments...);
 }
 
 }  // namespace rlk::cuda
