@@ -109,10 +109,13 @@ void head_logits(const Context& ctx, const WeightsView& w, const bf16* x_mid, co
   const Ops& ops = *ctx.logp;
   const Stream s = ctx.stream;
   const int64_t columns = w.range.count * m.vocab_slice();
-  ops.gather_rows(s, {.x = x_mid, .y = a.x_mid, .index = index, .rows = R, .row_bytes = m.D * 2});
-  ops.gather_rows(s, {.x = delta, .y = a.delta, .index = index, .rows = R, .row_bytes = m.D * 2});
-  ops.rms_norm(s, {.x = a.x_mid,
-                   .delta = a.delta,
+  const auto gather = [&](const bf16*& x, bf16* y) {
+    ops.gather_rows(s, {.x = x, .y = y, .index = index, .rows = R, .row_bytes = m.D * 2});
+    x = y;
+  };
+  if (index) gather(x_mid, a.x_mid), gather(delta, a.delta);
+  ops.rms_norm(s, {.x = x_mid,
+                   .delta = delta,
                    .x_out = a.x,
                    .w = w.final_norm,
                    .y = a.y,

@@ -88,7 +88,7 @@ void ForwardPass::prepare(const StepRows& rows, const std::vector<int32_t>& page
             // Older keys, segments and page table are there before the embedding op starts.
             .past_ready = true};
   page_table_ = upload_.at<int32_t>(table);
-  head_index_ = upload_.at<int32_t>(index);
+  head_index_ = rows.every_row_draws() ? nullptr : upload_.at<int32_t>(index);
   sampling_ = {.inv_temp = upload_.at<float>(inv_temp),
                .logp_inv_temp = upload_.at<float>(logp_inv),
                .top_p = upload_.at<float>(top_p),

@@ -26,6 +26,7 @@ struct StepRows {
 
   int64_t T() const { return static_cast<int64_t>(ids.size()); }
   int64_t R() const { return static_cast<int64_t>(head_index.size()); }
+  bool every_row_draws() const { return head_index.size() == ids.size(); }
   // Adds idle rows, which belong to no sequence, up to `rows`. REQUIRES: decode.
   void pad(int64_t rows);
 };
