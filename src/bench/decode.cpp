@@ -154,10 +154,8 @@ const Part kParts[] = {
     {"attention", [](Ops& t) { drop(t.attention); }},
     {"rms_norm", [](Ops& t) { drop(t.rms_norm); }},
     {"qk_norm_rope", [](Ops& t) { drop(t.qk_norm_rope); }},
-    {"swiglu", [](Ops& t) { drop(t.swiglu); }},
     {"logits_support", [](Ops& t) { drop(t.logits_support); }},
     {"logprob_stats", [](Ops& t) { drop(t.logprob_stats); }},
-    {"gemm", [](Ops& t) { drop(t.gemm); }},
 };
 
 void print_profile(const DecodeBenchOptions& o, LocalRank& rank, const Context& context,

@@ -32,13 +32,14 @@ struct NormResult {
   std::vector<float> rstd;
 };
 
-NormResult run_norm(const Ops& ops, const NormData& d, bool with_delta, bool in_place = false) {
+NormResult run_norm(const Ops& ops, const NormData& d, bool with_delta, bool in_place = false,
+                    bool w_ready = false) {
   DeviceArray<bf16> x(ops, d.x), delta(ops, d.delta), w(ops, d.w), x_out(ops, d.x.size()),
       y(ops, d.x.size());
   DeviceArray<float> rstd(ops, static_cast<size_t>(d.c.T));
   ops.rms_norm(nullptr, {x.data(), with_delta ? delta.data() : nullptr,
                          with_delta ? (in_place ? x.data() : x_out.data()) : nullptr, w.data(),
-                         y.data(), rstd.data(), d.c.T, d.c.D, kEps});
+                         y.data(), rstd.data(), d.c.T, d.c.D, kEps, w_ready});
   return {with_delta && !in_place ? x_out.host() : x.host(), y.host(), rstd.host()};
 }
 
@@ -62,7 +63,8 @@ TEST_P(Norms, RmsNormAddsAndRoundsTheResidualFirst) {
   RLK_NEEDS(rms_norm);
   for (const NormCase& c : norm_cases()) {
     NormData d(c);
-    const NormResult fused = run_norm(ops(), d, true), in_place = run_norm(ops(), d, true, true);
+    const NormResult fused = run_norm(ops(), d, true), in_place = run_norm(ops(), d, true, true),
+                     ahead = run_norm(ops(), d, true, false, true);
     std::vector<bf16> sum(d.x.size());
     for (size_t i = 0; i < sum.size(); ++i)
       sum[i] = to_bf16(to_float(d.x[i]) + to_float(d.delta[i]));
@@ -73,6 +75,7 @@ TEST_P(Norms, RmsNormAddsAndRoundsTheResidualFirst) {
     EXPECT_TRUE(same_bits("rstd " + c.text(), fused.rstd, plain.rstd));
     EXPECT_TRUE(same_bits("in place x " + c.text(), in_place.x_out, sum));
     EXPECT_TRUE(same_bits("in place y " + c.text(), in_place.y, plain.y));
+    EXPECT_TRUE(same_bits("y, weights read ahead " + c.text(), ahead.y, plain.y));
   }
 }
 
