@@ -62,15 +62,15 @@ Lengths lengths(const DecodeBenchOptions& o, int64_t batch) {
   return {prompt, o.steps, batch * prompt / kPrefillTokens + 2};
 }
 
-RolloutOptions rollout_options(const DecodeBenchOptions& o, int64_t context) {
+RolloutOptions rollout_options(const DecodeBenchOptions& o, int64_t batch, int64_t context) {
   RolloutOptions r{};
   r.topology = LocalRank::topology();
   r.page_size = kPage;
-  const int64_t most = *std::max_element(o.batches.begin(), o.batches.end());
-  r.pages_per_rank = most * ((context + kPage - 1) / kPage);
-  r.max_running = most;
+  r.pages_per_rank = batch * ((context + kPage - 1) / kPage);
+  r.max_running = batch;
   r.max_batch_tokens = kPrefillTokens;
   r.max_context = context;
+  r.look_ahead = o.look_ahead;
   return r;
 }
 
@@ -195,15 +195,19 @@ int bench_decode(const DecodeBenchOptions& o, std::vector<Diagnostic> defects) {
   const Lengths longest = lengths(o, most);
   m.max_position = longest.prompt + 1 + longest.steps + longest.extra;
   m.eos.clear();
-  RolloutOptions options = rollout_options(o, m.max_position);
-  options.look_ahead = o.look_ahead;
+  const RolloutOptions options = rollout_options(o, most, m.max_position);
   RolloutOptions eager = options;
   eager.graphs = false;
   eager.look_ahead = 1;
-  const size_t engines = 2 + (o.profile ? o.batches.size() * std::size(kParts) : 0);
+  const auto kv_bytes = [&](const RolloutOptions& r) {
+    return static_cast<size_t>(RolloutEngine::kv_bytes(m, r, 0));
+  };
+  size_t memory = 2 * kv_bytes(options);
+  if (o.profile)
+    for (const int64_t batch : o.batches)
+      memory += std::size(kParts) * kv_bytes(rollout_options(o, batch, m.max_position));
   LocalRank rank(o.backend, std::max(1, static_cast<int>(std::thread::hardware_concurrency())), m,
-                 engines * static_cast<size_t>(RolloutEngine::kv_bytes(m, options, 0)),
-                 [](Weights& weights, const Ops& ops) { make_weights(weights, ops, 0); });
+                 memory, [](Weights& weights, const Ops& ops) { make_weights(weights, ops, 0); });
   const Context context = rank.context();
   const double rate = copy_rate(rank.ops(), context.stream);
   RolloutEngine engine(context, rank.world(), options), plain(context, rank.world(), eager);
@@ -231,7 +235,9 @@ int bench_decode(const DecodeBenchOptions& o, std::vector<Diagnostic> defects) {
         static_cast<long long>(batch), row.ms, static_cast<double>(batch) / row.ms * 1e3,
         row.floor_ms, row.floor_ms / row.ms, row.eager_ms);
     std::fflush(stdout);
-    if (o.profile) print_profile(o, rank, context, options, n, requests, row.ms);
+    if (o.profile)
+      print_profile(o, rank, context, rollout_options(o, batch, m.max_position), n, requests,
+                    row.ms);
     rows.push_back(row);
   }
   write_csv(o, rate, rows);
