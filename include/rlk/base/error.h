@@ -31,25 +31,18 @@ struct Diagnostic {
                       // lm_head.weight"
   std::string what;   // "3", "missing", "offsets 10..4 run backwards"
   std::string fix;    // "must be 1, 2, 4 or 8"; may be empty
-  std::string text() const { return where + ": " + what + (fix.empty() ? "" : "; " + fix); }
+  std::string text() const;
 };
 
 // Bad input, all of it at once. Readers throw it; main prints one line per diagnostic and exits
 // with 2.
 class InputError : public std::runtime_error {
  public:
-  explicit InputError(std::vector<Diagnostic> diagnostics)
-      : std::runtime_error(join(diagnostics)), diagnostics_(std::move(diagnostics)) {}
-  InputError(std::string where, std::string what, std::string fix = "")
-      : InputError(std::vector<Diagnostic>{{std::move(where), std::move(what), std::move(fix)}}) {}
+  explicit InputError(std::vector<Diagnostic> diagnostics);
+  InputError(std::string where, std::string what, std::string fix = "");
   const std::vector<Diagnostic>& diagnostics() const { return diagnostics_; }
 
  private:
-  static std::string join(const std::vector<Diagnostic>& all) {
-    std::string text;
-    for (const Diagnostic& d : all) text += (text.empty() ? "" : "\n") + d.text();
-    return text;
-  }
   std::vector<Diagnostic> diagnostics_;
 };
 
