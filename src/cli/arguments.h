@@ -1,20 +1,48 @@
 #pragma once
-// Command lines through CLI11. Names and arity only: what a value means is checked by whoever reads
-// it, so that all errors of one input are reported together.
+// Command lines. Names and arity only: what a value means is checked by whoever reads it, so that
+// all errors of one input are reported together.
 
-#include <CLI/CLI.hpp>
+#include <functional>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "commands.h"
 #include "rlk/base/error.h"
 
+namespace CLI {
+class App;
+}
+
 namespace rlk {
 
-// Parses into what `app`'s options are bound to and returns every defect of the syntax. On --help
-// prints the help text and sets `helped`.
-std::vector<Diagnostic> parse_arguments(CLI::App& app, Arguments args, bool& helped);
+// One command's options, through CLI11, which only arguments.cpp includes: it takes a compiler
+// longer than most of rlk. `names` are "--tp,--tp-size", or a bare word for an argument by its
+// place; `type` is what the help text calls the value.
+class CommandLine {
+ public:
+  CommandLine(const std::string& command, const std::string& title);
+  ~CommandLine();
 
-// An app with rlk's conventions: `title` is "rlk verify: what it does".
-void prepare_app(CLI::App& app, const std::string& title);
+  // T: std::string, float, double, int32_t, int64_t, or std::vector<int64_t>, given as "1,8,64".
+  template <class T>
+  void option(const std::string& names, T& value, const std::string& help, const std::string& type,
+              const std::string& group = "Options");
+  void flag(const std::string& names, bool& value, const std::string& help,
+            const std::string& group = "Options");
+
+  // The same for those who want to know that it was given.
+  void on_option(const std::string& names, std::function<void(const std::string&)> given,
+                 const std::string& help, const std::string& type, const std::string& group);
+  void on_flag(const std::string& names, std::function<void()> given, const std::string& help,
+               const std::string& group);
+
+  // Fills the values and returns every defect of the syntax. On --help prints the help text and
+  // sets `helped`.
+  std::vector<Diagnostic> parse(Arguments args, bool& helped);
+
+ private:
+  std::unique_ptr<CLI::App> app_;
+};
 
 }  // namespace rlk

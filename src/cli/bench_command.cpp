@@ -9,31 +9,28 @@
 namespace rlk {
 namespace {
 
-void add_kernel_options(CLI::App& app, BenchOptions& o, std::string& csv, std::string& library) {
+void add_kernel_options(CommandLine& line, BenchOptions& o, std::string& csv,
+                        std::string& library) {
   const char* group = "Kernels";
-  app.add_option("--filter", o.filter, "only cases whose name contains TEXT")
-      ->type_name("TEXT")
-      ->group(group);
-  app.add_option("--csv", csv, "write the rows here")->type_name("FILE")->group(group);
-  app.add_option("--library", library, "times of tests/bench/library.py to compare with")
-      ->type_name("FILE")
-      ->group(group);
-  app.add_option("--device", o.device, "CUDA device")->type_name("N")->group(group);
+  line.option("--filter", o.filter, "only cases whose name contains TEXT", "TEXT", group);
+  line.option("--csv", csv, "write the rows here", "FILE", group);
+  line.option("--library", library, "times of tests/bench/library.py to compare with", "FILE",
+              group);
+  line.option("--device", o.device, "CUDA device", "N", group);
 }
 
 // Of all engine benches.
-void add_model_options(CLI::App& app, std::string& shape, std::string& backend) {
+void add_model_options(CommandLine& line, std::string& shape, std::string& backend) {
   const char* group = "Model";
-  app.add_option("--shape", shape, "qwen3-0.6b ... qwen3-32b, or a config.json (qwen3-8b)")
-      ->type_name("SHAPE")
-      ->group(group);
-  app.add_option("--backend", backend, "auto, cpu or cuda (auto)")->type_name("NAME")->group(group);
+  line.option("--shape", shape, "qwen3-0.6b ... qwen3-32b, or a config.json (qwen3-8b)", "SHAPE",
+              group);
+  line.option("--backend", backend, "auto, cpu or cuda (auto)", "NAME", group);
 }
 
-void add_engine_options(CLI::App& app, EngineBenchOptions& o) {
+void add_engine_options(CommandLine& line, EngineBenchOptions& o) {
   const char* group = "Engines";
   const auto option = [&](const char* name, auto& value, const char* help, const char* type) {
-    app.add_option(name, value, help)->type_name(type)->group(group);
+    line.option(name, value, help, type, group);
   };
   option("--seed", o.seed, "of weights and tokens (0)", "N");
   option("--sequences", o.sequences, "sequences at once (8)", "N");
@@ -43,33 +40,31 @@ void add_engine_options(CLI::App& app, EngineBenchOptions& o) {
   option("--activation-gib", o.activation_gib,
          "memory of activations that are kept; the others are recomputed (no limit)", "X");
   option("--repeat", o.repeat, "timed calls, of which the median counts (5)", "N");
-  app.add_flag("--by-op", o.by_op, "seconds of each op, each waited for")->group(group);
+  line.flag("--by-op", o.by_op, "seconds of each op, each waited for", group);
 }
 
 int bench_decode_command(const Arguments& args) {
-  CLI::App app("", "rlk bench decode");
-  prepare_app(app,
-              "rlk bench decode: the rollout engine's decode step on a synthetic model, its tokens "
-              "verified, beside what the device's copy rate allows");
+  CommandLine line(
+      "rlk bench decode",
+      "rlk bench decode: the rollout engine's decode step on a synthetic model, its tokens "
+      "verified, beside what the device's copy rate allows");
   DecodeBenchOptions o;
   std::string csv, backend = "auto";
   bool helped = false;
-  add_model_options(app, o.shape, backend);
+  add_model_options(line, o.shape, backend);
   const auto option = [&](const char* name, auto& value, const char* help, const char* type) {
-    return app.add_option(name, value, help)->type_name(type);
+    line.option(name, value, help, type);
   };
-  option("--batch", o.batches, "sequences at once, a row of the table each (1,8,64)", "N,...")
-      ->delimiter(',')
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  option("--batch", o.batches, "sequences at once, a row of the table each (1,8,64)", "N,...");
   option("--context", o.context, "in the middle of the timed steps (1024)", "N");
   option("--steps", o.steps, "timed steps, a multiple of --look-ahead (64)", "N");
   option("--look-ahead", o.look_ahead, "steps before the host reads their tokens (8)", "N");
   option("--temperature", o.temperature, "of sampling (1)", "X");
   option("--top-p", o.top_p, "of sampling (1)", "X");
   option("--top-k", o.top_k, "of sampling (-1)", "N");
-  app.add_flag("--profile", o.profile, "also the step with one op left out, op by op");
+  line.flag("--profile", o.profile, "also the step with one op left out, op by op");
   option("--csv", csv, "write the rows here", "FILE");
-  std::vector<Diagnostic> defects = parse_arguments(app, args, helped);
+  std::vector<Diagnostic> defects = line.parse(args, helped);
   if (helped) return kExitOk;
   o.backend = backend_option(backend, defects);
   o.csv = csv;
@@ -81,20 +76,19 @@ int bench_decode_command(const Arguments& args) {
 int bench_command(const Arguments& args) {
   if (!args.empty() && args.front() == "decode")
     return bench_decode_command({args.begin() + 1, args.end()});
-  CLI::App app("", "rlk bench");
-  prepare_app(
-      app,
+  CommandLine line(
+      "rlk bench",
       "rlk bench [score|train|step|decode]: the engines on a synthetic model; without a name, "
       "the CUDA kernels, verified and timed beside the device's copy ceiling");
   BenchOptions kernels;
   EngineBenchOptions engines;
   std::string csv, library, backend = "auto";
   bool helped = false;
-  app.add_option("engine", engines.what, "score, train or step")->type_name("");
-  add_kernel_options(app, kernels, csv, library);
-  add_model_options(app, engines.shape, backend);
-  add_engine_options(app, engines);
-  std::vector<Diagnostic> defects = parse_arguments(app, args, helped);
+  line.option("engine", engines.what, "score, train or step", "");
+  add_kernel_options(line, kernels, csv, library);
+  add_model_options(line, engines.shape, backend);
+  add_engine_options(line, engines);
+  std::vector<Diagnostic> defects = line.parse(args, helped);
   if (helped) return kExitOk;
   if (!engines.what.empty()) {
     engines.backend = backend_option(backend, defects);

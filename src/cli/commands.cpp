@@ -1,7 +1,5 @@
 #include "commands.h"
 
-#include "rlk/worker/worker.h"
-
 namespace rlk {
 
 const std::vector<CommandRow>& command_table() {
@@ -19,7 +17,7 @@ const std::vector<CommandRow>& command_table() {
       {"export", "a run's weights as a Hugging Face folder", export_command},
       {"tokenize", "text to token ids and back, JSON lines", tokenize_command},
       {"bench", "kernels and engines: verified, timed", bench_command},
-      {"worker", nullptr, worker_main},
+      {"worker", nullptr, worker_command},
   };
   return table;
 }

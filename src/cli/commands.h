@@ -30,5 +30,6 @@ int tokenize_command(const Arguments&);
 int bench_command(const Arguments&);
 int prepare_command(const Arguments&);
 int doctor_command(const Arguments&);
+int worker_command(const Arguments&);
 
 }  // namespace rlk

@@ -8,15 +8,14 @@
 namespace rlk {
 
 int tokenize_command(const Arguments& args) {
-  CLI::App app("", "rlk tokenize");
-  prepare_app(
-      app,
+  CommandLine line(
+      "rlk tokenize",
       "rlk tokenize: JSON lines {\"text\"} from stdin become {\"ids\"} on stdout; --decode: back");
   std::string file;
   bool decode = false, helped = false;
-  app.add_option("--tokenizer", file, "tokenizer.json")->type_name("FILE");
-  app.add_flag("--decode", decode, "ids to text");
-  std::vector<Diagnostic> defects = parse_arguments(app, args, helped);
+  line.option("--tokenizer", file, "tokenizer.json", "FILE");
+  line.flag("--decode", decode, "ids to text");
+  std::vector<Diagnostic> defects = line.parse(args, helped);
   if (helped) return kExitOk;
   if (file.empty()) defects.push_back({"--tokenizer", "missing", "must be a tokenizer.json"});
   if (!defects.empty()) throw InputError(defects);

@@ -168,13 +168,12 @@ void print(const Checks& checks, bool json) {
 }  // namespace
 
 int doctor_command(const Arguments& args) {
-  CLI::App app("", "rlk doctor");
-  prepare_app(app, "rlk doctor: what is there, what is missing, what to type next");
+  CommandLine line("rlk doctor", "rlk doctor: what is there, what is missing, what to type next");
   std::string profile;
   bool json = false, helped = false;
-  app.add_option("--profile", profile, "profile, found as rlk verify finds it")->type_name("FILE");
-  app.add_flag("--json", json, "an array of {check, pass, found, next}");
-  const std::vector<Diagnostic> defects = parse_arguments(app, args, helped);
+  line.option("--profile", profile, "profile, found as rlk verify finds it", "FILE");
+  line.flag("--json", json, "an array of {check, pass, found, next}");
+  const std::vector<Diagnostic> defects = line.parse(args, helped);
   if (helped) return kExitOk;
   if (!defects.empty()) throw InputError(defects);
   Checks checks;

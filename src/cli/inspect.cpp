@@ -21,12 +21,11 @@ struct TwoRuns {
 // False when --help was answered.
 bool read_runs(const std::string& command, const std::string& title, size_t needed,
                const Arguments& args, TwoRuns& runs) {
-  CLI::App app("", "rlk " + command);
-  prepare_app(app, "rlk " + command + ": " + title);
-  app.add_option("A", runs.a, "run directory")->type_name("");
-  app.add_option("B", runs.b, "run directory")->type_name("");
+  CommandLine line("rlk " + command, "rlk " + command + ": " + title);
+  line.option("A", runs.a, "run directory", "");
+  line.option("B", runs.b, "run directory", "");
   bool helped = false;
-  std::vector<Diagnostic> defects = parse_arguments(app, args, helped);
+  std::vector<Diagnostic> defects = line.parse(args, helped);
   if (helped) return false;
   const size_t given = (runs.a.empty() ? 0 : 1) + (runs.b.empty() ? 0 : 1);
   if (given < needed)
@@ -46,14 +45,13 @@ std::string seal_text(const ValidateReport& report) {
 }  // namespace
 
 int validate_run_command(const Arguments& args) {
-  CLI::App app("", "rlk validate");
   std::string run_dir, format = "text";
   bool seal = false, helped = false;
-  prepare_app(app, "rlk validate: the gates on a run directory");
-  app.add_option("--run-dir", run_dir, "run directory")->type_name("DIR");
-  app.add_flag("--seal", seal, "seal it if every gate passes");
-  app.add_option("--format", format, "what is printed (text)")->type_name("text|json");
-  std::vector<Diagnostic> defects = parse_arguments(app, args, helped);
+  CommandLine line("rlk validate", "rlk validate: the gates on a run directory");
+  line.option("--run-dir", run_dir, "run directory", "DIR");
+  line.flag("--seal", seal, "seal it if every gate passes");
+  line.option("--format", format, "what is printed (text)", "text|json");
+  std::vector<Diagnostic> defects = line.parse(args, helped);
   if (helped) return kExitOk;
   if (run_dir.empty()) defects.push_back({"--run-dir", "missing", "must be a run directory"});
   if (format != "text" && format != "json")

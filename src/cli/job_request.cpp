@@ -40,48 +40,35 @@ struct CallFlags {
   bool wait = false, detach = false, dry_run = false, allow_dirty = false;
 };
 
-void add_call_options(CLI::App& app, bool plan, CallFlags& call) {
+void add_call_options(CommandLine& line, bool plan, CallFlags& call) {
   const char* group = "Call";
-  app.add_option("--profile", call.profile,
-                 "profile; else RLK_PROFILE, RLK_REPRO_PROFILE, .rlk-profile.json, the bundled "
-                 "tiny CPU one")
-      ->type_name("FILE")
-      ->group(group);
-  app.add_option("--format", call.format, "what is printed (text)")
-      ->type_name("text|json")
-      ->group(group);
+  line.option("--profile", call.profile,
+              "profile; else RLK_PROFILE, RLK_REPRO_PROFILE, .rlk-profile.json, the bundled "
+              "tiny CPU one",
+              "FILE", group);
+  line.option("--format", call.format, "what is printed (text)", "text|json", group);
   if (plan) {
-    app.add_option("command", call.command, "verify or run: whose plan (run)")->type_name("");
+    line.option("command", call.command, "verify or run: whose plan (run)", "");
     return;
   }
-  app.add_flag("--wait", call.wait, "stay until the run has ended (the default)")->group(group);
-  app.add_flag("--detach", call.detach, "start the run in the background and return")->group(group);
-  app.add_flag("--dry-run", call.dry_run, "check everything, print the plan, start nothing")
-      ->group(group);
-  app.add_flag("--allow-dirty", call.allow_dirty, "no warning when built from a changed checkout")
-      ->group(group);
+  line.flag("--wait", call.wait, "stay until the run has ended (the default)", group);
+  line.flag("--detach", call.detach, "start the run in the background and return", group);
+  line.flag("--dry-run", call.dry_run, "check everything, print the plan, start nothing", group);
+  line.flag("--allow-dirty", call.allow_dirty, "no warning when built from a changed checkout",
+            group);
 }
 
-void add_plan_options(CLI::App& app, std::vector<GivenOption>& given) {
+void add_plan_options(CommandLine& line, std::vector<GivenOption>& given) {
   for (const OptionSpec& spec : option_table()) {
     const std::string names = "--" + spec.name + (spec.alias.empty() ? "" : ",--" + spec.alias);
+    const auto give = [&given, &spec](const std::string& text) {
+      given.push_back({spec.name, text});
+    };
     if (spec.value.empty())
-      app.add_flag_callback(
-             names,
-             [&given, &spec] {
-               given.push_back({spec.name, "true"});
-             },
-             spec.help)
-          ->group(spec.group);
+      line.on_flag(
+          names, [give] { give("true"); }, spec.help, spec.group);
     else
-      app.add_option_function<std::string>(
-             names,
-             [&given, &spec](const std::string& text) {
-               given.push_back({spec.name, text});
-             },
-             spec.help)
-          ->type_name(spec.value)
-          ->group(spec.group);
+      line.on_option(names, give, spec.help, spec.value, spec.group);
   }
 }
 
@@ -130,14 +117,14 @@ std::optional<JobRequest> read_job_request(const std::string& command, const Arg
   JobRequest job;
   PlanInputs& in = job.inputs;
   CallFlags call;
-  CLI::App app("", "rlk " + command);
-  prepare_app(app,
-              plan ? "rlk plan [verify|run]: what would be done, fully expanded; nothing is started"
-                   : "rlk " + command + ": plan, launch, check, seal");
-  add_call_options(app, plan, call);
-  add_plan_options(app, in.command_line);
+  CommandLine line(
+      "rlk " + command,
+      plan ? "rlk plan [verify|run]: what would be done, fully expanded; nothing is started"
+           : "rlk " + command + ": plan, launch, check, seal");
+  add_call_options(line, plan, call);
+  add_plan_options(line, in.command_line);
   bool helped = false;
-  in.defects = parse_arguments(app, args, helped);
+  in.defects = line.parse(args, helped);
   if (helped) return std::nullopt;
   read_call_flags(call, job);
 

@@ -28,19 +28,18 @@ void finish(std::ostream& out, const std::string& name) {
 }  // namespace
 
 int score_command(const Arguments& args) {
-  CLI::App app("", "rlk score");
-  prepare_app(app,
-              "rlk score: JSON lines {\"ids\"} or {\"text\"} become {\"ids\", \"prompt_len\", "
-              "\"logp\"}: the log-prob of every token behind the first \"prompt_len\" (1)");
+  CommandLine line("rlk score",
+                   "rlk score: JSON lines {\"ids\"} or {\"text\"} become {\"ids\", \"prompt_len\", "
+                   "\"logp\"}: the log-prob of every token behind the first \"prompt_len\" (1)");
   ModelOptions model;
   ScoreOptions options;
   std::string in, out;
   bool helped = false;
-  app.add_option("--in", in, "lines to score (stdin)")->type_name("FILE");
-  app.add_option("--out", out, "where to: lines, or tensors as FILE.safetensors (lines on stdout)")
-      ->type_name("FILE");
-  model.add_to(app);
-  std::vector<Diagnostic> defects = parse_arguments(app, args, helped);
+  line.option("--in", in, "lines to score (stdin)", "FILE");
+  line.option("--out", out, "where to: lines, or tensors as FILE.safetensors (lines on stdout)",
+              "FILE");
+  model.add_to(line);
+  std::vector<Diagnostic> defects = line.parse(args, helped);
   if (helped) return kExitOk;
   options.model = model.model(defects);
   options.sampling = model.sampling(defects);
@@ -57,25 +56,22 @@ int score_command(const Arguments& args) {
 }
 
 int generate_command(const Arguments& args) {
-  CLI::App app("", "rlk generate");
-  prepare_app(app, "rlk generate: samples responses to a prompt, or to a file of prompts");
+  CommandLine line("rlk generate",
+                   "rlk generate: samples responses to a prompt, or to a file of prompts");
   ModelOptions model;
   GenerateOptions options;
   std::string prompt, prompts, seed = "1234", length = "512", samples = "1";
   bool raw = false, no_thinking = false, helped = false;
-  app.add_option("--prompt", prompt, "one prompt; its response is printed as it is drawn")
-      ->type_name("TEXT");
-  app.add_option("--prompts", prompts, "JSON lines; a JSON line a sample on stdout")
-      ->type_name("FILE");
-  app.add_option("--prompt-key", options.prompt_key, "key of the lines (prompt)")->type_name("KEY");
-  app.add_option("--samples", samples, "responses to each prompt (1)")->type_name("N");
-  app.add_option("--max-response-len,--max-response-length", length, "tokens at most (512)")
-      ->type_name("N");
-  app.add_option("--seed", seed, "as --rollout-seed of runs (1234)")->type_name("N");
-  app.add_flag("--raw", raw, "prompts as they stand, without the model's chat template");
-  app.add_flag("--no-thinking", no_thinking, "close the thinking part before the response");
-  model.add_to(app);
-  std::vector<Diagnostic> defects = parse_arguments(app, args, helped);
+  line.option("--prompt", prompt, "one prompt; its response is printed as it is drawn", "TEXT");
+  line.option("--prompts", prompts, "JSON lines; a JSON line a sample on stdout", "FILE");
+  line.option("--prompt-key", options.prompt_key, "key of the lines (prompt)", "KEY");
+  line.option("--samples", samples, "responses to each prompt (1)", "N");
+  line.option("--max-response-len,--max-response-length", length, "tokens at most (512)", "N");
+  line.option("--seed", seed, "as --rollout-seed of runs (1234)", "N");
+  line.flag("--raw", raw, "prompts as they stand, without the model's chat template");
+  line.flag("--no-thinking", no_thinking, "close the thinking part before the response");
+  model.add_to(line);
+  std::vector<Diagnostic> defects = line.parse(args, helped);
   if (helped) return kExitOk;
   if (prompt.empty() == prompts.empty())
     defects.push_back({"command line", prompt.empty() ? "nothing to answer" : "two sources",
@@ -105,17 +101,16 @@ int generate_command(const Arguments& args) {
 }
 
 int export_command(const Arguments& args) {
-  CLI::App app("", "rlk export");
-  prepare_app(app,
-              "rlk export: a run's checkpoint (--save-interval), or any model folder, as a Hugging "
-              "Face folder of bf16 safetensors");
+  CommandLine line(
+      "rlk export",
+      "rlk export: a run's checkpoint (--save-interval), or any model folder, as a Hugging "
+      "Face folder of bf16 safetensors");
   std::string from, out, version;
   bool helped = false;
-  app.add_option("--from", from, "run directory, checkpoint in it, or model folder")
-      ->type_name("DIR");
-  app.add_option("--version", version, "of a run: which checkpoint (the newest)")->type_name("N");
-  app.add_option("--out", out, "folder to write; must not exist")->type_name("DIR");
-  std::vector<Diagnostic> defects = parse_arguments(app, args, helped);
+  line.option("--from", from, "run directory, checkpoint in it, or model folder", "DIR");
+  line.option("--version", version, "of a run: which checkpoint (the newest)", "N");
+  line.option("--out", out, "folder to write; must not exist", "DIR");
+  std::vector<Diagnostic> defects = line.parse(args, helped);
   if (helped) return kExitOk;
   if (from.empty())
     defects.push_back({"--from", "missing", "must be a run directory or a model folder"});

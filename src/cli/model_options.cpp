@@ -39,26 +39,19 @@ int64_t integer_option(const std::string& name, const std::string& text, int64_t
   return min;
 }
 
-void ModelOptions::add_to(CLI::App& app) {
+void ModelOptions::add_to(CommandLine& line) {
   const char* group = "Model";
-  app.add_option("--model", model_, "model folder, as from Hugging Face (the profile's)")
-      ->type_name("DIR")
-      ->group(group);
-  app.add_option("--profile", profile_, "whose model to take, found as rlk verify finds it")
-      ->type_name("FILE")
-      ->group(group);
-  app.add_option("--backend", backend_,
-                 "where to compute (cuda where it is there, or the profile's)")
-      ->type_name("auto|cpu|cuda")
-      ->group(group);
-  app.add_option("--threads", threads_, "CPU threads (all cores)")->type_name("N")->group(group);
-  app.add_option("--temperature", temperature_, "sampling temperature, 0 = greedy (1.0)")
-      ->type_name("X")
-      ->group("Sampling");
-  app.add_option("--top-p", top_p_, "nucleus mass (1.0)")->type_name("X")->group("Sampling");
-  app.add_option("--top-k", top_k_, "most likely tokens kept, -1 = all (-1)")
-      ->type_name("N")
-      ->group("Sampling");
+  line.option("--model", model_, "model folder, as from Hugging Face (the profile's)", "DIR",
+              group);
+  line.option("--profile", profile_, "whose model to take, found as rlk verify finds it", "FILE",
+              group);
+  line.option("--backend", backend_, "where to compute (cuda where it is there, or the profile's)",
+              "auto|cpu|cuda", group);
+  line.option("--threads", threads_, "CPU threads (all cores)", "N", group);
+  line.option("--temperature", temperature_, "sampling temperature, 0 = greedy (1.0)", "X",
+              "Sampling");
+  line.option("--top-p", top_p_, "nucleus mass (1.0)", "X", "Sampling");
+  line.option("--top-k", top_k_, "most likely tokens kept, -1 = all (-1)", "N", "Sampling");
 }
 
 Backend backend_option(const std::string& text, std::vector<Diagnostic>& defects) {

@@ -12,7 +12,7 @@ namespace rlk {
 
 class ModelOptions {
  public:
-  void add_to(CLI::App&);
+  void add_to(CommandLine&);
   // The model and how it computes; defects are appended.
   LocalModel model(std::vector<Diagnostic>& defects) const;
   SamplingParams sampling(std::vector<Diagnostic>& defects) const;

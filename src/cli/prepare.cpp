@@ -16,23 +16,20 @@ struct Request {
   std::string url, sha256, convert, synthetic, tokenizer_dir, out, seed;
 };
 
-void add_options(CLI::App& app, Request& r) {
-  app.add_flag("--download-data", r.download,
-               "fetch and convert DAPO-Math-17k; an interrupted download continues");
-  app.add_option("--url", r.url, "with --download-data: another source")->type_name("URL");
-  app.add_option("--sha256", r.sha256,
-                 "with --download-data: what the downloaded file's SHA-256 must be")
-      ->type_name("HEX");
-  app.add_option("--convert", r.convert, "the same from a file that is here: JSON lines or Parquet")
-      ->type_name("FILE");
-  app.add_option("--synthetic", r.synthetic,
-                 "a model of random weights: qwen3-0.6b ... qwen3-32b, or a config.json")
-      ->type_name("SHAPE");
-  app.add_option("--tokenizer-dir", r.tokenizer_dir,
-                 "with --synthetic: copy the tokenizer from here")
-      ->type_name("DIR");
-  app.add_option("--seed", r.seed, "with --synthetic (0)")->type_name("N");
-  app.add_option("--out", r.out, "what is written")->type_name("FILE|DIR");
+void add_options(CommandLine& line, Request& r) {
+  line.flag("--download-data", r.download,
+            "fetch and convert DAPO-Math-17k; an interrupted download continues");
+  line.option("--url", r.url, "with --download-data: another source", "URL");
+  line.option("--sha256", r.sha256,
+              "with --download-data: what the downloaded file's SHA-256 must be", "HEX");
+  line.option("--convert", r.convert, "the same from a file that is here: JSON lines or Parquet",
+              "FILE");
+  line.option("--synthetic", r.synthetic,
+              "a model of random weights: qwen3-0.6b ... qwen3-32b, or a config.json", "SHAPE");
+  line.option("--tokenizer-dir", r.tokenizer_dir, "with --synthetic: copy the tokenizer from here",
+              "DIR");
+  line.option("--seed", r.seed, "with --synthetic (0)", "N");
+  line.option("--out", r.out, "what is written", "FILE|DIR");
 }
 
 // An option of another thing than the one that is done would be believed to have worked.
@@ -68,12 +65,12 @@ void report_prompts(const std::string& out, int64_t rows) {
 }  // namespace
 
 int prepare_command(const Arguments& args) {
-  CLI::App app("", "rlk prepare");
-  prepare_app(app, "rlk prepare: data and models for runs (what is missing: rlk doctor)");
+  CommandLine line("rlk prepare",
+                   "rlk prepare: data and models for runs (what is missing: rlk doctor)");
   Request r;
-  add_options(app, r);
+  add_options(line, r);
   bool helped = false;
-  std::vector<Diagnostic> defects = parse_arguments(app, args, helped);
+  std::vector<Diagnostic> defects = line.parse(args, helped);
   if (helped) return kExitOk;
   check_options(r, defects);
   const auto seed = parse_unsigned(r.seed.empty() ? "0" : r.seed);

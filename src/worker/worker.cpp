@@ -1,15 +1,14 @@
 #include "rlk/worker/worker.h"
 
-#include <CLI/CLI.hpp>
-#include <algorithm>
-#include <chrono>
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
+
 #include <cstdlib>
 #include <memory>
 
 #include "rank.h"
 #include "rlk/base/error.h"
 #include "rlk/base/file.h"
-#include "rlk/base/log.h"
 #include "rlk/launch/status.h"
 #include "rlk/run/run_writer.h"
 #include "step_loop.h"
@@ -17,42 +16,26 @@
 namespace rlk {
 namespace {
 
-struct WorkerArgs {
-  std::string plan;
-  int rank = -1, world_fd = kWorldFd, status_fd = kStatusFd;
-  int64_t timeout_ms = 0;
-};
-
-WorkerArgs parse(std::vector<std::string> args) {
-  WorkerArgs w;
-  CLI::App app("a rank of a run; started by rlk itself", "rlk worker");
-  app.add_option("--plan", w.plan)->required();
-  app.add_option("--rank", w.rank)->required();
-  app.add_option("--world-fd", w.world_fd);
-  app.add_option("--status-fd", w.status_fd);
-  app.add_option("--timeout-ms", w.timeout_ms)->required();
-  std::reverse(args.begin(), args.end());  // what CLI11's vector form expects
-  try {
-    app.parse(args);
-  } catch (const CLI::ParseError& e) {
-    throw InputError("rlk worker", e.what());
-  }
-  return w;
+// Lines on stderr: "HH:MM:SS.mmm [rank R] level text".
+void init_logging(int rank) {
+  auto logger = std::make_shared<spdlog::logger>(
+      "rlk", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+  logger->set_pattern("%H:%M:%S.%e [rank " + std::to_string(rank) + "] %^%l%$ %v");
+  logger->flush_on(spdlog::level::info);
+  spdlog::set_default_logger(std::move(logger));
 }
 
 }  // namespace
 
-int worker_main(const std::vector<std::string>& args) {
-  const WorkerArgs w = parse(args);
-  init_logging("rank " + std::to_string(w.rank));
+int worker_main(const WorkerCall& w) {
+  init_logging(w.rank);
   StatusWriter status(w.status_fd);
   const Plan plan = plan_from_json(read_file(w.plan));
-  std::unique_ptr<World> world =
-      shm_world_open(w.world_fd, w.rank, std::chrono::milliseconds(w.timeout_ms));
+  std::unique_ptr<World> world = shm_world_open(w.world_fd, w.rank, w.timeout);
   try {
     status.ready();
     status.phase("load", 0);
-    Rank rank(plan, *world, make_op_tables(plan, w.rank), std::chrono::milliseconds(w.timeout_ms));
+    Rank rank(plan, *world, make_op_tables(plan, w.rank), w.timeout);
     run_steps(rank, status);
     status.done();
     // Everything is on disk and nobody reads this rank's memory any more: the kernel takes it back.

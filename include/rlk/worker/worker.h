@@ -1,14 +1,20 @@
 #pragma once
-// A rank's process: `rlk worker --plan FILE --rank R --world-fd N --status-fd N --timeout-ms N`,
-// started by the launcher.
+// A rank's process: `rlk worker`, started by the launcher.
 
-#include <string>
-#include <vector>
+#include <chrono>
+#include <filesystem>
 
 namespace rlk {
 
+struct WorkerCall {
+  std::filesystem::path plan;  // plan.json
+  int rank;
+  int world_fd, status_fd;            // inherited: the ranks' shared memory, the launcher's pipe
+  std::chrono::milliseconds timeout;  // of waiting for another rank
+};
+
 // Runs the plan's steps as one rank and returns an exit code. Reports to the launcher through the
 // status pipe; a failure is also written to the run directory.
-int worker_main(const std::vector<std::string>& args);
+int worker_main(const WorkerCall&);
 
 }  // namespace rlk
