@@ -18,7 +18,7 @@ constexpr const char* kValidation = "run-validation.json";
 std::map<std::string, std::string> parse_seal(std::string_view text,
                                               std::vector<std::string>* defects) {
   std::map<std::string, std::string> digests;
-  if (!text.ends_with('\n')) defects->push_back(std::string(kSeal) + " ends inside a line");
+  if (!text.ends_with('\n')) defects->push_back(kSeal + std::string(" ends inside a line"));
   while (!text.empty()) {
     const std::string_view line = text.substr(0, text.find('\n'));
     text.remove_prefix(std::min(text.size(), line.size() + 1));
@@ -26,7 +26,7 @@ std::map<std::string, std::string> parse_seal(std::string_view text,
     const bool well_formed = line.size() > kPathAt && line.substr(64, 2) == "  " &&
                              line.find_first_not_of("0123456789abcdef") == 64;
     if (!well_formed || !digests.emplace(line.substr(kPathAt), line.substr(0, 64)).second)
-      defects->push_back(std::string(kSeal) + " has the line \"" +
+      defects->push_back(kSeal + std::string(" has the line \"") +
                          std::string(line.substr(0, 120)) + "\"");
   }
   return digests;
