@@ -1,6 +1,7 @@
 // Few-token gemm: picks the tile and launches kernels/gemm/decode.cuh.
 
 #include <algorithm>
+#include <initializer_list>
 
 #include "kernels/common/grid.h"
 #include "kernels/common/launch.h"
@@ -116,6 +117,15 @@ DecodeShape shape_of(const GemmArgs& a, int rows) {
   return shape;
 }
 
+// Tiles of 64 rows, or of `smaller`, which must be worth it: the fit is that good.
+int cheapest(double (*price)(int rows, const GemmArgs&), std::initializer_list<int> smaller,
+             const GemmArgs& a) {
+  int best = 64;
+  for (const int rows : smaller)
+    if (price(rows, a) < 0.985 * price(best, a)) best = rows;
+  return best;
+}
+
 void launch_decode(const char* op, Stream stream, Kernel kernel, const GemmArgs& a,
                    const DecodeShape& shape, const CUtensorMap& w, void* y) {
   const CUtensorMap x = operand("gemm x", a.x, a, a.T, a.ldx, shape.tokens, a.ks);
@@ -132,12 +142,7 @@ void launch_decode(const char* op, Stream stream, Kernel kernel, const GemmArgs&
 
 int decode_rows(const GemmArgs& a) {
   const bool is_long = a.T <= 16 && a.N >= 16 * 64 * int64_t{sm_count()};
-  const auto price = is_long ? long_cost : cost;
-  int best = 64;
-  for (const int rows :
-       {48, 40, 32, 24, 16, 8})  // a smaller tile must be worth it: the fit is that good
-    if (price(rows, a) < 0.985 * price(best, a)) best = rows;
-  return best;
+  return cheapest(is_long ? long_cost : cost, {48, 40, 32, 24, 16, 8}, a);
 }
 
 void gemm_decode(Stream stream, const GemmArgs& a, int rows) {
@@ -150,10 +155,7 @@ void gemm_decode(Stream stream, const GemmArgs& a, int rows) {
 }
 
 int gated_rows(const GemmSwigluArgs& a) {
-  int best = 64;
-  for (const int rows : {48, 32, 16})
-    if (cost(rows, a.gemm) < 0.985 * cost(best, a.gemm)) best = rows;
-  return best;
+  return cheapest(cost, {48, 32, 16}, a.gemm);
 }
 
 void gemm_swiglu_decode(Stream stream, const GemmSwigluArgs& a, int rows) {

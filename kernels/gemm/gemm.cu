@@ -53,8 +53,9 @@ void gemm(Stream stream, const GemmArgs& a) {
 
 void gemm_swiglu(Stream stream, const GemmSwigluArgs& a) {
   check_arguments(a.gemm);
-  require(a.fs > 0 && a.fs % 8 == 0 && a.gemm.N == a.slices * 2 * a.fs && !a.gemm.out_f32,
-          "gemm_swiglu", "takes bf16 rows of gates and ups, fs a multiple of 8");
+  require(a.fs > 0 && a.fs % 8 == 0 && a.gemm.N == a.slices * 2 * a.fs && a.gemm.ldy == a.gemm.N &&
+              !a.gemm.out_f32,
+          "gemm_swiglu", "takes contiguous bf16 rows of gates and ups, fs a multiple of 8");
   if (a.gemm.T == 0) return;
   if (a.gemm.T <= kDecodeTokens) return gemm_swiglu_decode(stream, a, gated_rows(a));
   gemm(stream, a.gemm);
