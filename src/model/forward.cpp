@@ -227,7 +227,7 @@ void forward_layer(const Context& ctx, const WeightsView& view, int layer, const
 
   const GemmArgs gate_up =
       column_parallel(ctx, a.y2, w.gate_up, a.gate_up, b.T, n * 2 * m.ffn_slice(), m.D);
-  if (publish || ctx.trace) {  // somebody reads gate_up
+  if (publish || ctx.trace) {  // the backward pass or the trace reads gate_up
     ffn.gemm(s, gate_up);
     trace(ctx, "gate_up", layer, a.gate_up, 2 * m.ffn_slice() * 2, range);
     ffn.swiglu(s, {.gate_up = a.gate_up, .act = a.act, .T = b.T, .fs = m.ffn_slice(), .slices = n});
