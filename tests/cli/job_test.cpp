@@ -176,10 +176,13 @@ TEST_F(Job, EveryModuleGroupPasses) {
     const Finished f = verify(name, {"--group", name, "--tp", "2", "--rollout-tp", "1"});
     EXPECT_EQ(f.code, 0) << name << f.out << f.err;
     const Json record = Json::parse(read_file(dir(name) + "/evidence/rank-3.json"));
-    const std::pair<const char*, bool> strict[] = {
-        {"attention.gemm", (group & 4) != 0},     {"ffn.gemm", (group & 2) != 0},
-        {"logp.gemm", (group & 1) != 0},          {"attention.attention", (group & 4) != 0},
-        {"logp.logprob_stats", (group & 1) != 0}, {"run.sha256_pieces", true}};
+    const std::pair<const char*, bool> strict[] = {{"attention.gemm", (group & 4) != 0},
+                                                   {"ffn.gemm", (group & 2) != 0},
+                                                   {"ffn.gemm_swiglu", (group & 2) != 0},
+                                                   {"logp.gemm", (group & 1) != 0},
+                                                   {"attention.attention", (group & 4) != 0},
+                                                   {"logp.logprob_stats", (group & 1) != 0},
+                                                   {"run.sha256_pieces", true}};
     for (const auto& [op, is_strict] : strict) {
       EXPECT_EQ(record["ops"][op]["strict"], is_strict) << name << " " << op;
       EXPECT_EQ(record["ops"][op]["implementation"], is_strict ? "cpu" : "cpu.native") << name;
