@@ -59,7 +59,7 @@ void gemm_swiglu(Stream stream, const GemmSwigluArgs& a) {
   if (a.gemm.T == 0) return;
   if (a.gemm.T <= kDecodeTokens) return gemm_swiglu_decode(stream, a, gated_rows(a));
   gemm(stream, a.gemm);
-  swiglu(stream, {static_cast<const bf16*>(a.gemm.y), a.act, a.gemm.T, a.fs, a.slices});
+  swiglu(stream, a.swiglu());
 }
 
 }  // namespace rlk::cuda

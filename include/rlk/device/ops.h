@@ -263,13 +263,15 @@ struct SwigluArgs {
   int slices;
 };
 
-// gemm_swiglu: act = swiglu of gate_up = gemm(gemm), the bits of both. gemm.y: room for gate_up,
-// whose contents are undefined afterwards; gemm.N = slices*2*fs, gemm.out_f32 = false.
+// gemm_swiglu: gemm, then swiglu of what it makes (gate_up), with the bits of the two ops. gemm.y
+// is room for gate_up, its contents undefined afterwards. gemm.N = gemm.ldy = slices*2*fs, fs % 8
+// == 0, gemm.out_f32 = false.
 struct GemmSwigluArgs {
   GemmArgs gemm;
   bf16* act;
   int64_t fs;
   int slices;  // of the FFN
+  SwigluArgs swiglu() const { return {static_cast<const bf16*>(gemm.y), act, gemm.T, fs, slices}; }
 };
 
 // swiglu_bwd: d_gate_up bf16 (packed as gate_up) from dact bf16 [T, slices*fs]; fp32 inside,

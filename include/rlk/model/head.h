@@ -43,8 +43,9 @@ int64_t head_acts_bytes(const Context&, int64_t R, int slices, bool limited);
 // full_row is filled by the call (host copy): R fixes it.
 HeadActs head_acts_at(void* base, const Context&, int64_t R, int slices, bool limited);
 
-// Gathers rows index[R] (negative: a zero row; null: rows 0 to R-1) of the last layer's x_mid and
-// delta, adds, norms, and computes logits; then, where supports are limited, their thresholds.
+// Rows index[R] (negative: a zero row; null: rows 0 to R-1, which need no gathering) of the last
+// layer's x_mid and delta: added, normed, then logits; where supports are limited, their
+// thresholds.
 void head_logits(const Context&, const WeightsView&, const bf16* x_mid, const bf16* delta,
                  const int32_t* index, int64_t R, const RowSampling&, HeadActs&);
 

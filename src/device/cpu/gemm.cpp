@@ -393,7 +393,7 @@ void gemm_wgrad(Stream, const GemmWgradArgs& g) {
 
 void gemm_swiglu(Stream stream, const GemmSwigluArgs& a) {
   gemm(stream, a.gemm);
-  swiglu(stream, {static_cast<const bf16*>(a.gemm.y), a.act, a.gemm.T, a.fs, a.slices});
+  swiglu(stream, a.swiglu());
 }
 
 }  // namespace rlk::cpu

@@ -34,7 +34,7 @@ void native_gemm(Stream stream, const GemmArgs& args) {
 
 void native_gemm_swiglu(Stream stream, const GemmSwigluArgs& a) {
   native_gemm(stream, a.gemm);
-  strict->swiglu(stream, {static_cast<const bf16*>(a.gemm.y), a.act, a.gemm.T, a.fs, a.slices});
+  strict->swiglu(stream, a.swiglu());
 }
 
 void decode_row(const AttentionArgs& a, const AttentionSegment& segment, int head) {

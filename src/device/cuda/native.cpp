@@ -99,7 +99,7 @@ void native_gemm(Stream stream, const GemmArgs& a) {
 
 void native_gemm_swiglu(Stream stream, const GemmSwigluArgs& a) {
   native_gemm(stream, a.gemm);
-  strict->swiglu(stream, {static_cast<const bf16*>(a.gemm.y), a.act, a.gemm.T, a.fs, a.slices});
+  strict->swiglu(stream, a.swiglu());
 }
 
 void native_gemm_dgrad(Stream stream, const GemmDgradArgs& a) {
