@@ -1,6 +1,6 @@
 #pragma once
-// Command lines. Names and arity only: what a value means is checked by whoever reads it, so that
-// all errors of one input are reported together.
+// Command lines. Names, arity and types only: what a value means is checked by whoever reads it, so
+// that all errors of one input are reported together.
 
 #include <functional>
 #include <memory>
@@ -18,7 +18,7 @@ namespace rlk {
 
 // One command's options, through CLI11, which only arguments.cpp includes: it takes a compiler
 // longer than most of rlk. `names` are "--tp,--tp-size", or a bare word for an argument by its
-// place; `type` is what the help text calls the value.
+// place; `type` is what the help text calls the value. Of an option given twice the last counts.
 class CommandLine {
  public:
   CommandLine(const std::string& command, const std::string& title);
@@ -37,12 +37,13 @@ class CommandLine {
   void on_flag(const std::string& names, std::function<void()> given, const std::string& help,
                const std::string& group);
 
-  // Fills the values and returns every defect of the syntax. On --help prints the help text and
-  // sets `helped`.
+  // Once: fills the values and returns every defect of the syntax; a value with a defect stays as
+  // it was. On --help prints the help text and sets `helped`.
   std::vector<Diagnostic> parse(Arguments args, bool& helped);
 
  private:
   std::unique_ptr<CLI::App> app_;
+  std::vector<Diagnostic> defects_;
 };
 
 }  // namespace rlk

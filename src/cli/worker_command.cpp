@@ -20,8 +20,10 @@ int worker_command(const Arguments& args) {
   std::vector<Diagnostic> defects = line.parse(args, helped);
   if (helped) return kExitOk;
   if (plan.empty()) defects.push_back({"--plan", "missing", "must be a plan.json"});
-  if (rank < 0) defects.push_back({"--rank", "missing", "must be one of the plan's ranks"});
-  if (timeout_ms < 0) defects.push_back({"--timeout-ms", "missing", "must be milliseconds"});
+  if (rank < 0)
+    defects.push_back({"--rank", "missing or negative", "must be one of the plan's ranks"});
+  if (timeout_ms < 0)
+    defects.push_back({"--timeout-ms", "missing or negative", "must be milliseconds"});
   if (!defects.empty()) throw InputError(defects);
   return worker_main({plan, rank, world_fd, status_fd, std::chrono::milliseconds(timeout_ms)});
 }

@@ -93,6 +93,49 @@ TEST(Cli, NegativeValuesAndAliasesAreTaken) {
   EXPECT_EQ(plan["steps"], 3);
 }
 
+TEST(Cli, AnOptionWithoutItsValueHidesNoOtherError) {
+  expect_usage_error({{"plan", "--lr=", "--top-p", "2", "--temprature=", "--seed"}},
+                     {"rlk: --lr: needs a value\n", "rlk: --top-p 2: must be",
+                      "rlk: --temprature=: unknown option; the nearest one is --temperature\n",
+                      "rlk: --seed: needs a value\n"});
+  const Finished f = run_rlk({{"validate", "--run-dir", "/nowhere", "--format="}});
+  EXPECT_EQ(f.err, "rlk: --format: needs a value\n");
+}
+
+TEST(Cli, AFlagTakesNoValue) {
+  TempDir dir;
+  const std::string root = (dir.path() / "runs").string();
+  for (const std::string value : {"=-1", "=false", "=2", "=", "=maybe"})
+    expect_usage_error({{"verify", "--output-root", root, "--dry-run" + value}},
+                       {"rlk: --dry-run" + value + ": takes no value\n"});
+  EXPECT_FALSE(fs::exists(root));
+}
+
+TEST(Cli, EveryNumberOfABenchIsReadAsItStands) {
+  expect_usage_error(
+      {{"bench", "decode", "--context", "010x", "--steps", "0x10", "--look-ahead", "1e3", "--top-k",
+        "2147483648", "--top-p", "nan", "--temperature", "1e39", "--batch", "1,,8"}},
+      {"rlk: --context 010x: must be an integer", "rlk: --steps 0x10: must be an integer",
+       "rlk: --look-ahead 1e3: must be an integer",
+       "rlk: --top-k 2147483648: must be an integer from -2147483648 to 2147483647\n",
+       "rlk: --top-p nan: must be a number\n", "rlk: --temperature 1e39: must be a number\n",
+       "rlk: --batch 1,,8: must be integers with commas between them\n"});
+  for (const char* list : {"", ",", "1,", "a", "1 8"})
+    expect_usage_error({{"bench", "decode", "--shape", "none", "--batch", list}},
+                       {"--batch", "must be integers"});
+  expect_usage_error({{"bench", "decode", "--shape", "none", "--batch", "1", "8"}},
+                     {"\"8\": unexpected argument"});
+  // Ten, not eight: eight were less than half of the steps.
+  const Finished f = run_rlk({{"bench", "decode", "--shape", "none", "--steps", "18",
+                               "--look-ahead", "2", "--context", "010"}});
+  EXPECT_EQ(f.err.find("--context"), std::string::npos) << f.err;
+}
+
+TEST(Cli, BehindTwoDashesEveryWordIsBare) {
+  expect_usage_error({{"plan", "--", "verify", "--tp"}}, {"rlk: \"--tp\": unexpected argument\n"});
+  expect_usage_error({{"compare", "--", "-a", "-b"}}, {"-a"});
+}
+
 TEST(Cli, PlanStartsNothingAndIsByteStable) {
   TempDir dir;
   const Call text{{"plan", "verify", "--output-root", (dir.path() / "runs").string()}};
