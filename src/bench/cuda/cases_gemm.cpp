@@ -68,6 +68,19 @@ void time_beside(Case& c, std::shared_ptr<const Matmul> m,
   c.library = [m = std::move(m), run = std::move(run)](Stream s, int set) { run(*m, s, set); };
 }
 
+// cuBLASLt's x w^T: x [T, K], w [N, K].
+std::shared_ptr<const Matmul> forward_matmul(Buffers& b, int64_t T, int64_t N, int64_t K,
+                                             bool f32) {
+  return Matmul::make({.M = T,
+                       .N = N,
+                       .K = K,
+                       .a_by_columns = false,
+                       .b_by_columns = true,
+                       .out_f32 = f32,
+                       .alignment = 256},
+                      b.bytes(Matmul::kWorkspace));
+}
+
 // A rank of `ranks` sees N/ranks columns, or K/ranks inputs and an fp32 partial.
 Case forward(Buffers& b, int64_t T, const Layer& layer, int ranks) {
   const int64_t N = layer.row_parallel ? layer.N : layer.N / ranks;
@@ -118,15 +131,7 @@ Case forward(Buffers& b, int64_t T, const Layer& layer, int ranks) {
     }
     return miss;
   };
-  time_beside(c,
-              Matmul::make({.M = T,
-                            .N = N,
-                            .K = K,
-                            .a_by_columns = false,
-                            .b_by_columns = true,
-                            .out_f32 = f32,
-                            .alignment = 256},
-                           b.bytes(Matmul::kWorkspace)),
+  time_beside(c, forward_matmul(b, T, N, K, f32),
               [=](const Matmul& m, Stream s, int set) { m.run(s, x, w + set * N * K, y); });
   return c;
 }
@@ -153,19 +158,10 @@ Case gated(Buffers& b, int64_t T, const Layer& layer) {
     b.ops().swiglu(nullptr, {gate_up, act, T, fs, kSlices});
     return got == b.host(act, T * F) ? "" : "differs from gemm and then swiglu";
   };
-  time_beside(c,
-              Matmul::make({.M = T,
-                            .N = N,
-                            .K = K,
-                            .a_by_columns = false,
-                            .b_by_columns = true,
-                            .out_f32 = false,
-                            .alignment = 256},
-                           b.bytes(Matmul::kWorkspace)),
-              [=, &b](const Matmul& m, Stream s, int set) {
-                m.run(s, x, w + set * N * K, gate_up);
-                b.ops().swiglu(s, {gate_up, act, T, fs, kSlices});
-              });
+  time_beside(c, forward_matmul(b, T, N, K, false), [=, &b](const Matmul& m, Stream s, int set) {
+    m.run(s, x, w + set * N * K, gate_up);
+    b.ops().swiglu(s, {gate_up, act, T, fs, kSlices});
+  });
   return c;
 }
 
